@@ -51,7 +51,7 @@ func rules(t *testing.T) (file []byte, alerts []alert) {
 	return spec.Spec, alerts
 }
 
-func TestAlertsFireWhenTheyShouldAndOnlyThen(t *testing.T) {
+func TestAlerts_FireOnlyAsExpected(t *testing.T) {
 	file, alerts := rules(t)
 	cases, err := os.ReadFile("testdata/alerts_test.yaml")
 	if err != nil {
@@ -101,7 +101,7 @@ func TestAlertsFireWhenTheyShouldAndOnlyThen(t *testing.T) {
 	}
 }
 
-func TestAlertsTellWhatToDo(t *testing.T) {
+func TestAlerts_HaveARunbook(t *testing.T) {
 	page, err := os.ReadFile("../docs/alerts.md")
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ var fromElsewhere = []string{"up", "process_resident_memory_bytes", "leader_elec
 
 // Metrics, reasons and outcomes that the rules and the dashboard speak of are
 // those that the verifier has.
-func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
+func TestRulesAndDashboard_UseExistingMetrics(t *testing.T) {
 	known := map[string]bool{}
 	for _, path := range []string{"internal/metrics/metrics.go", "internal/kube/controllers/csr/metrics.go",
 		"internal/server/readiness.go"} {
@@ -231,7 +231,7 @@ func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
 }
 
 // The metrics' Services, the ServiceMonitors and the jobs in the alerts are the same.
-func TestPrometheusFindsTheReplicas(t *testing.T) {
+func TestPrometheus_FindsTheReplicas(t *testing.T) {
 	objects := Objects(t, "openshift")
 	_, alerts := rules(t)
 	jobs := map[string]bool{}

@@ -13,7 +13,7 @@ import (
 
 // The component that lets the verifier decide requests is accepted by an API server,
 // gives what the csr controllers need (whose tests run with it), and no other permission.
-func TestAttack_T49_TheApproverApprovesForTheKubeletsSignersAlone(t *testing.T) {
+func TestAttack_T49_TheApproverApprovesOnlyForTheKubeletsSigners(t *testing.T) {
 	objects := withComponent(t, "approver")
 	c := cluster.StartShared(t)
 	c.KubectlApply(t, Prerequisites(objects))

@@ -26,7 +26,7 @@ func capSource(t *testing.T) string {
 }
 
 // The component carries the unit as it is, for both pools of every cluster.
-func TestMachineConfigCarriesTheCapAsItIs(t *testing.T) {
+func TestMachineConfig_HasTheCapUnchanged(t *testing.T) {
 	want := "# Generated from dracut/root: go test ./deploy -run MachineConfig -update\n"
 	for i, pool := range []string{"master", "worker"} {
 		if i > 0 {

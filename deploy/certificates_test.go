@@ -13,7 +13,7 @@ import (
 // server, gives what the controller mcscertificates asks for (whose tests run with it), and nothing
 // else: it makes no Secrets, and reads none but those two and the operator's pointer
 // configs, which it never writes.
-func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
+func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 	objects := withComponent(t, "certificates")
 	c := cluster.StartShared(t)
 	c.KubectlApply(t, Prerequisites(objects))

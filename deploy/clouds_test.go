@@ -45,7 +45,7 @@ func policyFile(t *testing.T, platform string) string {
 	return string(raw)
 }
 
-func TestDefaultPoliciesSayWhatTheyShould(t *testing.T) {
+func TestDefaultPolicies_HaveTheExpectedContent(t *testing.T) {
 	files, err := filepath.Glob("policies/*")
 	if err != nil || len(files) != len(defaults)+1 { // and audit.yaml, which is for no platform
 		t.Errorf("in policies: %v (%v)", files, err)
@@ -155,7 +155,7 @@ var permissions = map[string]struct {
 		[]string{"AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_TENANT_ID"}},
 }
 
-func TestAttack_T49_CloudCredentialsMayDoNothingElse(t *testing.T) {
+func TestAttack_T49_CloudCredentialsHaveOnlyTheRequiredPermissions(t *testing.T) {
 	page := deploying(t)
 	for platform, want := range permissions {
 		request := find(t, withComponent(t, platform), "CredentialsRequest", "mcs-attest-verifier")
@@ -203,7 +203,7 @@ func TestAttack_T49_CloudCredentialsMayDoNothingElse(t *testing.T) {
 	}
 }
 
-func TestCloudCredentialsReachTheVerifier(t *testing.T) {
+func TestCloudCredentials_AreMounted(t *testing.T) {
 	plain := podSpec(t, "openshift")
 	for _, platform := range []string{"aws", "gcp", "azure", "vsphere"} {
 		objects := withComponent(t, platform)

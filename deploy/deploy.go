@@ -1,5 +1,5 @@
-// Package deploy gives tests what an administrator applies: the manifests of an
-// overlay, as kustomize renders them.
+// Package deploy gives tests the objects that an administrator applies: the manifests of
+// an overlay, rendered by kustomize.
 package deploy
 
 import (
@@ -20,16 +20,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// Overlays are those that can be applied as they are.
+// Overlays are the overlays that can be applied unchanged.
 var Overlays = []string{"openshift", "kubernetes"}
 
-// Dir is the folder deploy of this tree.
+// Dir returns the folder deploy of this tree.
 func Dir() string {
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Dir(file)
 }
 
-// Rendered is an overlay, rendered by the kustomize in kubectl.
+// Rendered returns an overlay, rendered by the kustomize in kubectl.
 func Rendered(t cluster.TB, overlay string) []byte {
 	t.Helper()
 	bin, err := cluster.Binaries(t.Logf)
@@ -48,7 +48,7 @@ func Rendered(t cluster.TB, overlay string) []byte {
 	return out
 }
 
-// Objects are the objects of a rendered overlay, in its order.
+// Objects returns the objects of a rendered overlay, in order.
 func Objects(t cluster.TB, overlay string) []*unstructured.Unstructured {
 	t.Helper()
 	objects, err := parse(Rendered(t, overlay))
@@ -72,8 +72,8 @@ func parse(manifests []byte) (objects []*unstructured.Unstructured, err error) {
 	}
 }
 
-// Prerequisites are what an overlay expects of its cluster and a test's cluster
-// does not have by itself: the namespaces that its objects are in.
+// Prerequisites returns what an overlay requires and a test's cluster does not have: the
+// namespaces of its objects.
 func Prerequisites(objects []*unstructured.Unstructured) string {
 	seen := map[string]bool{"": true, "default": true, "kube-system": true}
 	var out strings.Builder
@@ -86,9 +86,8 @@ func Prerequisites(objects []*unstructured.Unstructured) string {
 	return out.String()
 }
 
-// Apply applies an overlay as the administrator, with what it expects. Objects of
-// kinds that the cluster does not have (the Prometheus operator's, perhaps) fail
-// the test.
+// Apply applies an overlay as the administrator, with its prerequisites. The test fails if
+// the cluster lacks the kind of an object, for example the Prometheus operator's.
 func Apply(t cluster.TB, c *cluster.Cluster, overlay string) {
 	t.Helper()
 	rendered := Rendered(t, overlay)

@@ -26,8 +26,8 @@ const (
 // Grant is one verb on one resource that an overlay gives to an account.
 type Grant struct {
 	Verb, Group, Resource, Subresource string
-	// Namespace is where it counts; empty: everywhere. Name is the one object
-	// that it counts for; empty: all.
+	// Namespace restricts the grant to a namespace, and Name to an object. Empty means no
+	// restriction.
 	Namespace, Name string
 
 	role, roleNamespace string // the ClusterRole, or the Role
@@ -51,7 +51,7 @@ func (g Grant) String() string {
 	return s
 }
 
-// Grants lists everything that an overlay gives to an account of the verifier.
+// Grants returns everything that an overlay grants to an account of the verifier.
 func Grants(t cluster.TB, overlay, account string) (grants []Grant) {
 	t.Helper()
 	convert := func(o map[string]any, into any) {
@@ -109,9 +109,8 @@ func Grants(t cluster.TB, overlay, account string) (grants []Grant) {
 	return grants
 }
 
-// Without takes the verb of a grant out of its rule, in a cluster that the
-// overlay was applied to; restore puts it back. The API server notices within a
-// second or so.
+// Without removes a grant's verb from its rule in a cluster with the overlay. restore
+// restores it. The API server applies the change within about a second.
 func Without(t cluster.TB, c *cluster.Cluster, g Grant) (restore func()) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(c.Admin())
@@ -154,13 +153,13 @@ func Without(t cluster.TB, c *cluster.Cluster, g Grant) (restore func()) {
 		return rules
 	})
 	if err != nil {
-		t.Fatalf("take away %s: %v", g, err)
+		t.Fatalf("remove %s: %v", g, err)
 	}
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := change(ctx, func([]rbac.PolicyRule) []rbac.PolicyRule { return before }); err != nil {
-			panic(fmt.Sprintf("give back %s: %v", g, err))
+			panic(fmt.Sprintf("restore %s: %v", g, err))
 		}
 	}
 }

@@ -76,7 +76,7 @@ func build(t *testing.T, dir string) (binary string) {
 	return filepath.Join(out, "mcs-attest-verifier")
 }
 
-func TestImageHoldsAStaticReproducibleBinary(t *testing.T) {
+func TestImage_HasAStaticReproducibleBinary(t *testing.T) {
 	t.Parallel()
 	// Two places, with names of different length, and neither a git repository.
 	one, two := t.TempDir(), filepath.Join(t.TempDir(), "a", "longer", "name")
@@ -159,7 +159,7 @@ func TestImageHoldsAStaticReproducibleBinary(t *testing.T) {
 	}
 }
 
-func TestImageRunsAsNobodyInParticular(t *testing.T) {
+func TestImage_RunsAsAnyUser(t *testing.T) {
 	var user, entrypoint, base string
 	for _, i := range containerfile(t) {
 		switch i.name {

@@ -78,7 +78,7 @@ spec:
 	return out.String()
 }
 
-func TestMachineConfigCarriesTheRulesAndUnitsAsTheyAre(t *testing.T) {
+func TestMachineConfig_HasTheRulesAndUnitsUnchanged(t *testing.T) {
 	path := filepath.Join("overlays", "openshift", "machineconfig.yaml")
 	want := machineConfig(t)
 	if *update {
@@ -150,7 +150,7 @@ func (u *unstructuredJSON) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-func TestUnitsAreWhatSystemdUnderstands(t *testing.T) {
+func TestUnits_AreValidForSystemd(t *testing.T) {
 	dir := t.TempDir()
 	var names []string
 	for _, u := range units {
@@ -168,7 +168,7 @@ func TestUnitsAreWhatSystemdUnderstands(t *testing.T) {
 
 // What an administrator adds can be wrong. It is loaded after the rules, by a step
 // whose failure is of no account, and never together with them.
-func TestAdditionsCannotKeepTheRulesOut(t *testing.T) {
+func TestNftablesAdditions_CannotPreventTheRules(t *testing.T) {
 	if regexp.MustCompile(`(?m)^\s*include`).MatchString(source(t, "mcs-attest.nft")) {
 		t.Error("the rules include other files: a mistake in one of those, and nothing is loaded")
 	}

@@ -35,7 +35,7 @@ func deploying(t *testing.T) string {
 	return string(raw)
 }
 
-func TestAnOverlayOfYourOwnIsRendered(t *testing.T) {
+func TestOverlay_OfAnAdministratorRenders(t *testing.T) {
 	bin, err := cluster.Binaries(t.Logf)
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestAnOverlayOfYourOwnIsRendered(t *testing.T) {
 	}
 }
 
-func TestAdditionsToTheRulesAreWhatThePageSays(t *testing.T) {
+func TestNftablesAdditions_MatchThePage(t *testing.T) {
 	text := example(t, deploying(t), "apiVersion: machineconfiguration.openshift.io/v1")
 	m := regexp.MustCompile(
 		`(?m)# (add element inet mcs_attest (\w+) .*)\n\s+source: data:;base64,(\S+)$`).FindStringSubmatch(text)
@@ -112,7 +112,7 @@ func TestAdditionsToTheRulesAreWhatThePageSays(t *testing.T) {
 
 // The virtual IP of on-premises clusters follows a container of this name, which
 // must be the Machine Config Server's alone.
-func TestNoContainerIsTakenForTheMachineConfigServer(t *testing.T) {
+func TestDoorProbe_FindsOnlyTheMachineConfigServer(t *testing.T) {
 	for _, overlay := range Overlays {
 		for _, c := range podSpec(t, overlay).Containers {
 			if strings.Contains(c.Name, "machine-config-server") {

@@ -389,7 +389,7 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 }
 
 // What would be worth stealing an account of the verifier for.
-func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
+func TestAttack_T49_TheAccountsHaveOnlyTheRequiredPermissions(t *testing.T) {
 	t.Parallel()
 	c := newWorld(t, "openshift").c
 	for _, account := range []string{ServiceAccount, Controller} {

@@ -14,7 +14,7 @@ import (
 // gives what package renderedconfig asks for (whose tests run with it), and nothing else:
 // above all it never writes what the machine-config-operator renders (B10), and never
 // reads the credential that all nodes share.
-func TestAttack_T49_RenderingReadsMachineConfigsAndDoesNothingElse(t *testing.T) {
+func TestAttack_T49_RenderingOnlyReadsMachineConfigs(t *testing.T) {
 	objects := withComponent(t, "render")
 	for _, o := range objects {
 		if o.GetName() == "mcs-attest-verifier-render" && o.GetNamespace() != "" &&

@@ -150,7 +150,7 @@ func beyond(scc *security.SecurityContextConstraints, p *core.PodSpec) (asks []s
 	return asks
 }
 
-func TestPodsAskForNothingBeyondHostnetworkV2(t *testing.T) {
+func TestPods_FitHostnetworkV2(t *testing.T) {
 	for account, template := range templates(t, "openshift") {
 		if got := template.Annotations["openshift.io/required-scc"]; got != "hostnetwork-v2" {
 			t.Errorf("%s: openshift.io/required-scc is %q", account, got)
@@ -189,7 +189,7 @@ func TestPodsAskForNothingBeyondHostnetworkV2(t *testing.T) {
 }
 
 // What no constraint asks for, and we do.
-func TestPodsAreAsTheyShouldBe(t *testing.T) {
+func TestPods_HaveTheExpectedSettings(t *testing.T) {
 	for _, overlay := range Overlays {
 		ds, d := daemonSet(t, overlay), deployment(t, overlay)
 		rolling := d.Spec.Strategy.RollingUpdate

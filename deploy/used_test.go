@@ -54,7 +54,7 @@ var byControlling = []string{"delete identityclaims.mcs-attest.dev"}
 
 // Both processes of the verifier, as the accounts that the overlay makes, on an ordinary
 // day: they are forbidden nothing, and use what they were given.
-func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
+func TestVerbs_AreExactlyThoseUsed(t *testing.T) {
 	t.Parallel()
 	c := cluster.Start(t, cluster.Audit())
 	c.InstallClusterAPI(t)

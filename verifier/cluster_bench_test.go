@@ -51,7 +51,7 @@ func BenchmarkAppraisalByMachines(b *testing.B) {
 			if len(problems) > 0 {
 				b.Fatal(problems)
 			}
-			r.PutEnrolment(own.Enrolments[0])
+			r.PutEnrollment(own.Enrollments[0])
 			c.machines = r
 			b.ReportAllocs()
 			for b.Loop() {

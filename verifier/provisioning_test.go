@@ -125,7 +125,7 @@ func TestProvisioningTokenOverItsLife(t *testing.T) {
 	for _, token := range []string{sharedA, sharedB} {
 		v.wantShared("after it was deleted", token, http.StatusServiceUnavailable)
 	}
-	if n := strings.Count(v.log.everything(), "says whenAbsent: Open"); n != 2 {
+	if n := strings.Count(v.log.everything(), "has whenAbsent: Open"); n != 2 {
 		t.Errorf("told %d times that nothing is enforced, want once at the start and once at the end", n)
 	}
 }
@@ -582,7 +582,7 @@ func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {
 	if text := problems(); !strings.Contains(text, "every caller receives the full config") {
 		t.Errorf("status shows %q", text)
 	}
-	if !strings.Contains(v.log.everything(), "says whenAbsent: Open") {
+	if !strings.Contains(v.log.everything(), "has whenAbsent: Open") {
 		t.Error("the log does not report the open pool")
 	}
 	if err := os.Rename(file+"n", file); err != nil {

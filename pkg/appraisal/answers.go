@@ -10,16 +10,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Answers are what providers said in one appraisal: what cannot be asked again
-// when it is repeated on another day.
+// Answers records what providers answered during one appraisal. A later replay
+// needs them, because a provider cannot be asked again for a past moment.
 type Answers struct {
 	Statements map[string]evidence.Statement `json:"statements,omitempty"` // by kind
 	Keys       *tpm2.ProviderKeys            `json:"keys,omitempty"`
-	// Refused are the denials, by kind, or by "tpm2" of who knows the TPM.
+	// Refused has the denials, by kind; that of the TPM's provider is under "tpm2".
 	Refused map[string]Refused `json:"refused,omitempty"`
 }
 
-// Refused is a provider's no.
+// Refused is a provider's denial.
 type Refused struct {
 	Code   reason.Code `json:"code"`
 	Detail string      `json:"detail"`
@@ -36,15 +36,15 @@ func (a *Answers) refused(k evidence.Kind, err error) {
 	a.Refused[k.String()] = Refused{Code: d.Code, Detail: d.Error()}
 }
 
-// denial is the no that was given then, or that nothing is known of it.
+// denial returns the recorded denial, or that no answer was recorded.
 func (a *Answers) denial(k evidence.Kind) error {
 	if r, ok := a.Refused[k.String()]; ok {
-		return reason.Deny(r.Code, "as answered then: %s", r.Detail)
+		return reason.Deny(r.Code, "recorded answer: %s", r.Detail)
 	}
-	return reason.Deny(reason.ProviderUnavailable, "%s: no answer of the provider is among what was saved", k)
+	return reason.Deny(reason.ProviderUnavailable, "%s: the saved evidence has no answer of the provider", k)
 }
 
-// Recording lets in ask the providers and keeps what they answer in a.
+// Recording returns in with providers that record their answers in a.
 func (a *Answers) Recording(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
 	for k, v := range in.Clouds {
@@ -77,8 +77,8 @@ func (a *Answers) Recording(in Context) Context {
 	return in
 }
 
-// Replaying gives in the answers of a instead of the providers'. The documents are
-// verified anew.
+// Replaying returns in with the answers of a instead of providers. The documents are
+// still verified.
 func (a *Answers) Replaying(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
 	for k, v := range in.Clouds {

@@ -1,29 +1,30 @@
-// Package appraisal is the verifier's judgement: sealed challenge, evidence,
-// policy and Machines in, one Machine or one reason out (RFC 9334, 8: appraisal
-// of evidence). It is pure; the order of its checks is that of DESIGN, section 5,
-// cheap first, and nothing is fetched for a caller that has not proven something.
+// Package appraisal appraises the evidence of one machine (RFC 9334, section 8).
+// The service calls it for each Attest call, and the commands call it to replay a
+// saved one. Input is an opened challenge, the evidence, the pool's policy and the
+// known Machines. Output is one Machine, or the reason for the denial.
 //
-// In order:
+// The package is pure. Cheap checks come first, and no provider is asked for a
+// caller that has not proven anything. In order:
 //
-//   - the challenge is of this policy, this connection, this origin, and fresh
+//   - the challenge is fresh and belongs to this policy, connection and origin
 //     ([Bind]);
-//   - every required kind of evidence is there: EvidenceMissing;
-//   - each verifies over the one transcript, without asking anyone;
-//   - where a provider is to be asked: there is one Machine to ask about, which
-//     may attest now (see candidate);
-//   - the providers confirm what their documents say;
+//   - every required kind of evidence is present: EvidenceMissing;
+//   - each kind verifies over the same transcript, without a call to a provider;
+//   - if providers must be asked, exactly one Machine is the candidate, and it may
+//     attest now (see candidate);
+//   - the providers confirm what their documents state;
 //   - an endorsement that the policy allows vouches for the EK;
-//   - all that was proven names one Machine, which may have the pool;
-//   - the boot is one that the profile allows.
+//   - everything that was proven names the same Machine, and it may have the pool;
+//   - the profile allows the measured boot.
 //
-// Where the challenge requires the provisioning token and nothing else, the last
-// five are left out: a secret that machines share names none, so the [Verdict]
-// has no Machine, and nothing may be recorded or issued on it (DESIGN, section
-// 19, rule 14). Beside any other kind it is one more thing to prove.
+// A challenge that requires only the provisioning token skips the last five
+// checks. Machines share that token, so it names none of them. Its [Verdict] has no
+// Machine, and no record or token may be based on it (rule 14 of
+// docs/security-rules.md). Together with other kinds it is one more proof.
 //
-// A [Verdict] exists only when all of that held. A refusal of a caller that had
-// proven which Machine it is says so ([Refusal]), since only such a denial may
-// leave a trace in that Machine's record (DESIGN, section 19, rule 3).
+// [Appraise] returns a [Verdict] only if all checks pass. A denial of a caller that
+// proved which Machine it is, is a [Refusal]: only such a denial may be written to
+// that Machine's record (rule 3 of docs/security-rules.md).
 package appraisal
 
 import (
@@ -57,13 +58,13 @@ const (
 	MaxCertificate = 16 << 10
 )
 
-// The binding modes as they enter the transcript and the seal.
+// The binding modes in the text form of the transcript and the seal.
 const (
 	BindingExporter   = "exporter"
 	BindingTerminated = "terminated"
 )
 
-// Evidence is what the node answered. All of it is untrusted.
+// Evidence is what the node sent. All of it is untrusted.
 type Evidence struct {
 	Sealed            []byte
 	ServerSPKI        []byte // SHA-256
@@ -75,65 +76,64 @@ type Evidence struct {
 	Cloud             []evidence.Document
 }
 
-// Connection is what the verifier itself knows of the connection.
+// Connection describes the connection of the Attest call, as the verifier sees it.
 type Connection struct {
-	Exporter []byte // nil when TLS was terminated in front, or is not 1.3
-	// Served reports whether a server key (SHA-256 of the SPKI) is this verifier's own.
+	Exporter []byte // nil if a proxy terminated TLS, or if TLS is older than 1.3
+	// Served reports whether spki, the SHA-256 of a server key's SPKI, is that of this verifier.
 	Served func(spki []byte) bool
-	// Origin reports whether an origin is this verifier's own.
+	// Origin reports whether this verifier serves the origin.
 	Origin func(origin string) bool
 }
 
-// Context is everything the judgement rests on, besides the evidence.
+// Context is everything besides the evidence that an appraisal depends on.
 type Context struct {
-	Challenge  seal.Challenge // opened: the verifier's own word
+	Challenge  seal.Challenge // opened, so a verifier of this cluster made it
 	Policy     policy.Policy
 	Machines   Machines
 	Endorsers  map[v1alpha1.Endorsement]tpm2.Endorser
 	References []measuredboot.ReferenceValues
-	// Clouds verify the clouds' documents, by kind. Directory names the EKs of their
-	// instances. Both say no for the time being where there is none.
+	// Clouds verify the clouds' documents, by kind. Directory returns the EKs of their
+	// instances. A missing one leads to a temporary denial.
 	Clouds    map[evidence.Kind]evidence.Verifier
 	Directory tpm2.Directory
-	// Recorded is the UID of the Machine whose record has a component of this
-	// identity, "" if none: a Machine that attested before may again, however old it
-	// is by now.
+	// Recorded returns the UID of the Machine whose record has a component of this
+	// identity, or "". A Machine with a record may attest again regardless of its age.
 	Recorded func(v1alpha1.RecordedIdentity) (string, error)
-	// ProvisioningTokens are the tokens that are valid now, the current one first.
+	// ProvisioningTokens are the currently valid tokens, the current one first.
 	ProvisioningTokens []secret.Bytes
 }
 
-// Verdict is an accepted appraisal.
+// Verdict is the result of a successful appraisal.
 type Verdict struct {
-	// Machine is nil where nothing but the provisioning token was required.
+	// Machine is nil if only the provisioning token was required.
 	Machine     *machine.Machine
 	Identity    v1alpha1.RecordedIdentity
 	Endorsement v1alpha1.Endorsement
 	Evidence    []v1alpha1.EvidenceSummary
-	Warnings    []string // what the policy let pass with a warning
-	// Replayable: nothing that was proven is of this conversation. It is good for a
-	// machine's first attestation alone.
+	Warnings    []string // violations for which the policy only warns
+	// Replayable reports that no proof is bound to this exchange. Such a verdict
+	// suffices only for a machine's first attestation.
 	Replayable bool
-	// CSRKeySHA256 is the key that the machine attested for its kubelet, hexadecimal;
-	// empty if it named none, or if nothing it showed is of this conversation.
+	// CSRKeySHA256 is the hash of the key that the machine attested for its kubelet,
+	// in hexadecimal. It is empty if the machine named none, or if Replayable.
 	CSRKeySHA256 string
 }
 
-// Refusal is a denial of a caller that had proven something.
+// Refusal is the denial of a caller that proved something.
 type Refusal struct {
 	denial error
-	// Machine is the one whose identity was proven, or nil.
+	// Machine is the Machine whose identity the caller proved, or nil.
 	Machine *machine.Machine
-	// Unproven: what names the Machine could be a copy. The denial may be told once
-	// it is confirmed, and leaves no trace at the Machine.
+	// Unproven reports that the document that names the Machine could be a copy. The
+	// caller may receive the denial after a live check, but no record may note it.
 	Unproven bool
-	// Unenrolled is a genuine TPM that no Machine has, or nil.
+	// Unenrolled is a genuine TPM that belongs to no known Machine, or nil.
 	Unenrolled *tpm2.Endorsement
 	// EKSHA256 is the EK of a TPM that answered the challenge and that no Machine has; zero otherwise.
 	EKSHA256 [sha256.Size]byte
 }
 
-// Error is the denial's.
+// Error returns the denial's text.
 func (r *Refusal) Error() string { return r.denial.Error() }
 
 // Unwrap returns the denial.
@@ -141,13 +141,13 @@ func (r *Refusal) Unwrap() error { return r.denial }
 
 // Bind checks that a challenge belongs to this connection and policy:
 //
-//   - its age: ChallengeExpired
-//   - its origin is one of ours: OriginUnknown
-//   - the policy is the one it was made under: PolicyChanged
-//   - the binding's own conditions: BindingMissing, BindingMismatch
+//   - it is not older than its lifetime: ChallengeExpired
+//   - this verifier serves its origin: OriginUnknown
+//   - the policy has not changed since: PolicyChanged
+//   - the binding holds: BindingMissing, BindingMismatch
 //
-// Under "exporter" the connection is the one that carried Challenge and the
-// server key is ours. Under "terminated" the server key is a front end's.
+// With "exporter", Challenge and Attest use the same connection and the server key
+// is this verifier's. With "terminated", the server key is that of a front end.
 func Bind(c seal.Challenge, p policy.Policy, conn Connection, ev Evidence, now time.Time) error {
 	if err := c.Fresh(now, p.ChallengeLifetime); err != nil {
 		return err
@@ -182,7 +182,7 @@ func Bind(c seal.Challenge, p policy.Policy, conn Connection, ev Evidence, now t
 	return nil
 }
 
-// BindingName is the text form of a policy's binding.
+// BindingName returns the text form of a policy's binding.
 func BindingName(b v1alpha1.Binding) string {
 	if b == v1alpha1.BindingTerminated {
 		return BindingTerminated
@@ -190,7 +190,7 @@ func BindingName(b v1alpha1.Binding) string {
 	return BindingExporter
 }
 
-// Appraise judges evidence whose challenge [Bind] has accepted.
+// Appraise appraises evidence whose challenge [Bind] has accepted.
 func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Verdict, error) {
 	a := &appraisal{Context: in, ev: ev, now: now}
 	if err := a.complete(); err != nil {
@@ -237,7 +237,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	return v, nil
 }
 
-// appraisal is one judgement under way.
+// appraisal is the state of one call of Appraise.
 type appraisal struct {
 	Context
 	ev  Evidence
@@ -248,8 +248,8 @@ type appraisal struct {
 	quote       *tpm2.Quote
 	claims      []evidence.Claim
 	statements  []evidence.Statement // confirmed
-	asked       *machine.Machine     // the one that providers are asked about, nil if none are
-	stated      bool                 // a document names it, not only the machine's own word
+	asked       *machine.Machine     // whom providers are asked about; nil if none is asked
+	stated      bool                 // a document names it, not only the machine's claims
 	identity    tpm2.Identity
 	endorsed    *tpm2.Endorsement
 	endorsement v1alpha1.Endorsement
@@ -258,7 +258,7 @@ type appraisal struct {
 	warnings    []string
 }
 
-// complete refuses what cannot be whole before anything is computed.
+// complete rejects evidence that is incomplete or too large, before any cryptography.
 func (a *appraisal) complete() error {
 	if len(a.ev.Claims) > MaxClaims || len(a.ev.EventLog) > MaxEventLog {
 		return reason.Deny(reason.TooLarge, "claims of %d bytes, event log of %d bytes", len(a.ev.Claims), len(a.ev.EventLog))
@@ -270,23 +270,23 @@ func (a *appraisal) complete() error {
 		return err
 	}
 	for _, k := range a.Challenge.Required {
-		var there bool
+		var present bool
 		switch k {
 		case evidence.TPM2:
-			there = a.ev.TPM2 != nil
+			present = a.ev.TPM2 != nil
 		case evidence.ProvisioningToken:
-			there = len(a.ev.ProvisioningToken) > 0
+			present = len(a.ev.ProvisioningToken) > 0
 		default:
-			there = a.document(k) != nil
+			present = a.document(k) != nil
 		}
-		if !there {
+		if !present {
 			return reason.Deny(reason.EvidenceMissing, "%s is required", k)
 		}
 	}
 	return nil
 }
 
-// verify checks each required piece over the transcript.
+// verify checks each required kind of evidence over the transcript.
 func (a *appraisal) verify(ctx context.Context) error {
 	c := a.Challenge
 	f := transcript.Fields{
@@ -328,16 +328,16 @@ func (a *appraisal) verify(ctx context.Context) error {
 }
 
 func (a *appraisal) provisioningToken() error {
-	found := 0 // which one, from 1; every one is compared
+	found := 0 // index from 1; all tokens are compared, for constant time
 	for i, t := range a.ProvisioningTokens {
-		if t.Empty() { // an HMAC under no key is one that anybody can make
+		if t.Empty() { // anyone can compute an HMAC with an empty key
 			continue
 		}
 		want := transcript.ProvisioningToken(t.Expose(), a.transcript)
 		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(want, a.ev.ProvisioningToken), i+1, found)
 	}
 	if found == 0 {
-		return reason.Deny(reason.ProvisioningTokenInvalid, "none of %d valid tokens", len(a.ProvisioningTokens))
+		return reason.Deny(reason.ProvisioningTokenInvalid, "matches none of %d valid tokens", len(a.ProvisioningTokens))
 	}
 	which := "current"
 	if found > 1 {
@@ -367,7 +367,7 @@ func quoteSummary(q *tpm2.Quote) map[string]string {
 	}
 }
 
-// Machines finds a Machine by verified identity; see package machine.
+// Machines finds a Machine by its verified identity; see package machine.
 type Machines interface {
 	Match(id machine.Identity, r machine.Rules) (*machine.Machine, error)
 	Named(id machine.Identity, r machine.Rules) *machine.Machine

@@ -146,7 +146,7 @@ func TestAttack_T13_T16_EvidenceThatCannotBeWhole(t *testing.T) {
 	}
 }
 
-func TestAProvisioningTokenCountsForOneTranscript(t *testing.T) {
+func TestProvisioningToken_IsBoundToTheTranscript(t *testing.T) {
 	call := honest("")
 	call.challenge.Required = []evidence.Kind{evidence.ProvisioningToken}
 	call.evidence.ProvisioningToken = make([]byte, sha256.Size)
@@ -156,7 +156,7 @@ func TestAProvisioningTokenCountsForOneTranscript(t *testing.T) {
 	wantCode(t, err, reason.ProvisioningTokenInvalid)
 }
 
-func TestSavedEvidenceReadsBack(t *testing.T) {
+func TestSaved_RoundTrips(t *testing.T) {
 	call := honest("")
 	call.challenge.Secret, call.challenge.Nonce, call.challenge.PCRs = secret.New([]byte("k")), []byte("nonce"), []int{11}
 	call.evidence.TPM2 = &tpm2.Evidence{Quote: []byte("quote"), Signature: []byte("signature"),
@@ -176,7 +176,7 @@ func TestSavedEvidenceReadsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := call.challenge
-	want.PolicyHash = nil // the question is what today's policy says
+	want.PolicyHash = nil // a replay uses the current policy
 	if !reflect.DeepEqual(challenge, want) || !reflect.DeepEqual(ev, call.evidence) {
 		t.Errorf("got %+v and %+v", challenge, ev)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// boot judges what was measured. A profile that only warns lets a boot pass that
-// is not as it should be, but never one whose PCR 11 is not what it must be.
+// boot appraises the measured boot. A profile whose action is Warn accepts a boot
+// that violates it, but never one with the wrong PCR 11.
 func (a *appraisal) boot() error {
 	if a.quote == nil {
 		return nil
@@ -26,9 +26,8 @@ func (a *appraisal) boot() error {
 	return err
 }
 
-// references are the documents that the policy names, or all of them. One that
-// is named and not there is no licence to do without it: the refusal lasts until
-// the document is back.
+// references returns the reference values that the policy names, or all if it names
+// none. A missing document is a temporary denial, so it cannot weaken the policy.
 func (a *appraisal) references() ([]measuredboot.ReferenceValues, error) {
 	if len(a.Policy.ReferenceValues) == 0 {
 		return a.References, nil

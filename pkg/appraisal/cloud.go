@@ -13,17 +13,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// maxHint bounds a provider id that a machine says of itself, in bytes.
+// maxHint is the largest provider ID that a machine may claim, in bytes.
 const maxHint = 512
 
-// maxDocuments is more than there are kinds.
+// maxDocuments is larger than the number of kinds.
 const maxDocuments = 8
 
 // clockSkew is how far the cluster's clock and a cloud's may differ.
 const clockSkew = 5 * time.Minute
 
-// documents refuses what breaks the contract's limits, and two of a kind: there
-// must be no choice which of them counts.
+// documents rejects documents that exceed the contract's limits, and two documents
+// of one kind: the caller must not choose which of them counts.
 func (a *appraisal) documents() error {
 	if n := len(a.ev.Cloud); n > maxDocuments {
 		return reason.Deny(reason.TooLarge, "%d documents", n)
@@ -41,7 +41,7 @@ func (a *appraisal) documents() error {
 	return nil
 }
 
-// document is the one of a kind, nil if there is none.
+// document returns the document of kind k, or nil.
 func (a *appraisal) document(k evidence.Kind) *evidence.Document {
 	for i := range a.ev.Cloud {
 		if d := &a.ev.Cloud[i]; d.Kind == k && len(d.Raw) > 0 {
@@ -51,13 +51,13 @@ func (a *appraisal) document(k evidence.Kind) *evidence.Document {
 	return nil
 }
 
-// verifyDocuments checks each required document as far as it goes without asking
-// a provider. What was sent and is not required is not looked at.
+// verifyDocuments verifies each required document without asking a provider. It
+// ignores documents that are not required.
 func (a *appraisal) verifyDocuments(ctx context.Context) error {
 	for _, k := range a.Challenge.Required {
 		d := a.document(k)
 		if d == nil {
-			continue // complete has seen to it that k is no cloud's
+			continue // complete checked that it is present if k is a cloud's kind
 		}
 		v, ok := a.Clouds[k]
 		if !ok {
@@ -74,11 +74,11 @@ func (a *appraisal) verifyDocuments(ctx context.Context) error {
 	return nil
 }
 
-// candidate finds the Machine that providers are to be asked about: the one that
-// verified statements name. Where none names one yet, it is the one that the
-// machine says it is. That word only chooses what is asked; it is never evidence,
-// and a caller who says nothing, or names a Machine that may not attest now,
-// causes no call. Nobody is asked about a TPM alone unless its policy says so.
+// candidate finds the Machine that providers are asked about: the one that verified
+// statements name, or else the one that the machine's claims name. A claim is never
+// evidence; it only selects the question. A caller without a claim, or whose
+// Machine may not attest now, causes no call. For evidence without documents, a
+// provider is asked only if the policy has the endorsement Provider.
 func (a *appraisal) candidate() error {
 	byProvider := a.quote != nil && a.Directory != nil && a.Policy.Endorses(v1alpha1.EndorsementProvider)
 	if len(a.claims) == 0 && !byProvider {
@@ -86,7 +86,7 @@ func (a *appraisal) candidate() error {
 	}
 	var id machine.Identity
 	var recorded v1alpha1.RecordedIdentity
-	bound := false // a statement of this conversation names the Machine
+	bound := false // a statement that is bound to this exchange names the Machine
 	for _, c := range a.claims {
 		s := c.Statement()
 		recorded.InstanceID = cmp.Or(recorded.InstanceID, s.InstanceID)
@@ -103,7 +103,7 @@ func (a *appraisal) candidate() error {
 		}
 		if hint == "" {
 			return reason.Deny(reason.MachineNotFound,
-				"nothing that was sent names the machine by itself, and its claims have no providerID")
+				"no document names the machine, and its claims have no providerID")
 		}
 		id.ProviderIDs = []string{hint}
 	}
@@ -116,17 +116,17 @@ func (a *appraisal) candidate() error {
 	case code == reason.StoreUnavailable:
 		return err
 	case len(a.claims) == 0:
-		return nil // nobody can be asked; another endorsement may know the TPM
+		return nil // no provider can be asked; another endorsement may know the TPM
 	case !a.stated:
-		// What state a Machine is in is nothing to tell on somebody's mere word.
-		return reason.Wrap(reason.MachineNotFound, err, "the machine says that it is %.128q", id.ProviderIDs[0])
+		// A caller without proof must not learn the Machine's state.
+		return reason.Wrap(reason.MachineNotFound, err, "the machine claims to be %.128q", id.ProviderIDs[0])
 	}
 	return &Refusal{denial: err, Machine: a.Machines.Named(id, a.rules()), Unproven: !bound}
 }
 
-// find is Match, where a Machine's age is excused by what is on record for the
-// instance that a document names. That is only read if it matters, and for nobody
-// who has shown no document that verified.
+// find calls Match. A Machine that is too old still matches if the instance that a
+// document names is on its record. The record is read only in that case, and only
+// for a caller whose document verified.
 func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity) (*machine.Machine, error) {
 	m, err := a.Machines.Match(id, a.rules())
 	if err == nil || reason.From(err).Code != reason.MachineTooOld || recorded.InstanceID == "" {
@@ -143,7 +143,7 @@ func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity
 	return a.Machines.Match(id, a.rules())
 }
 
-// askedProviderID is the instance that providers are asked about.
+// askedProviderID returns the provider ID that providers are asked about, or "".
 func (a *appraisal) askedProviderID() string {
 	if a.asked == nil {
 		return ""
@@ -151,15 +151,15 @@ func (a *appraisal) askedProviderID() string {
 	return a.asked.ProviderID
 }
 
-// confirm has the providers say what their documents leave open. In order, for
-// each statement:
+// confirm asks the providers to confirm the documents' statements. For each
+// statement, in order:
 //
-//   - the provider confirms it, about the candidate;
+//   - the provider confirms it for the candidate;
 //   - it is about the candidate: EvidenceDisagrees;
 //   - it is about the same instance as the other statements: EvidenceDisagrees;
-//   - the instance is not older than its Machine, whose name and provider id may
-//     have been another's before: InstanceUnacceptable. A Machine in a file without
-//     a creationTimestamp may well be written after the instance was made.
+//   - the instance is not older than its Machine, because an earlier instance may
+//     have had the same name and provider ID: InstanceUnacceptable. This does not
+//     apply to a Machine in a file without a creationTimestamp.
 func (a *appraisal) confirm(ctx context.Context) error {
 	for _, c := range a.claims {
 		s, err := c.Confirm(ctx, evidence.Candidate{ProviderID: a.asked.ProviderID})
@@ -167,15 +167,15 @@ func (a *appraisal) confirm(ctx context.Context) error {
 			return a.refuseStated(err)
 		}
 		if s.ProviderID == "" || machine.NormalProviderID(s.ProviderID) != machine.NormalProviderID(a.asked.ProviderID) {
-			return reason.Deny(reason.EvidenceDisagrees, "%s names %.128q, Machine %s is %q", s.Kind, s.ProviderID, a.asked,
-				a.asked.ProviderID)
+			return reason.Deny(reason.EvidenceDisagrees, "%s names %.128q, but Machine %s is %q", s.Kind, s.ProviderID,
+				a.asked, a.asked.ProviderID)
 		}
 		if err := a.agrees(s.InstanceID); err != nil {
 			return err
 		}
 		if !s.Created.IsZero() && !a.asked.StandIn && !a.asked.Undated && s.Created.Before(a.asked.Created.Add(-clockSkew)) {
 			return a.refuseStated(reason.Deny(reason.InstanceUnacceptable,
-				"%s: the instance is of %s, Machine %s of %s: another one had its name before",
+				"%s: the instance was created at %s, before Machine %s (%s): an earlier instance had its name",
 				s.Kind, s.Created.UTC().Format(time.RFC3339), a.asked, a.asked.Created.UTC().Format(time.RFC3339)))
 		}
 		a.statements = append(a.statements, s)
@@ -186,25 +186,25 @@ func (a *appraisal) confirm(ctx context.Context) error {
 	return nil
 }
 
-// agrees: everything that names an instance names the same. Each cloud's own name
-// begins with its own word, so no two clouds' names are equal by accident.
+// agrees checks that all statements name this instance. An instance ID begins with
+// the name of its cloud, so the IDs of two clouds are never equal.
 func (a *appraisal) agrees(instanceID string) error {
 	for _, s := range a.statements {
 		if instanceID != "" && s.InstanceID != instanceID {
-			return reason.Deny(reason.EvidenceDisagrees, "one piece of evidence is of instance %.128q, another of %.128q",
+			return reason.Deny(reason.EvidenceDisagrees, "the evidence names two instances, %.128q and %.128q",
 				s.InstanceID, instanceID)
 		}
 	}
 	return nil
 }
 
-// bound: a confirmed statement is of this conversation.
+// bound reports whether a confirmed statement is bound to this exchange.
 func (a *appraisal) bound() bool {
 	return slices.ContainsFunc(a.statements, func(s evidence.Statement) bool { return s.Bound })
 }
 
-// refuseStated is a denial that may be noted at the candidate, if a statement of
-// this conversation names it.
+// refuseStated returns err as a Refusal for the candidate's record, if a statement
+// that is bound to this exchange names the candidate. Otherwise it returns err.
 func (a *appraisal) refuseStated(err error) error {
 	for _, c := range a.claims {
 		if s := c.Statement(); s.Bound && s.ProviderID != "" {
@@ -214,7 +214,7 @@ func (a *appraisal) refuseStated(err error) error {
 	return err
 }
 
-// hint is the machine's own word for its provider id; "" if it gives none.
+// hint returns the provider ID that the machine claims, or "".
 func hint(claims []byte) string {
 	var c struct {
 		ProviderID string `json:"providerID"`

@@ -19,12 +19,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 )
 
-// cloud is a provider as the appraisal sees it; what it was asked is in order.
+// cloud is a provider as the appraisal sees it. It records its calls in order.
 type cloud struct {
 	kind      evidence.Kind
-	says      evidence.Statement // the document's own word
+	says      evidence.Statement // as the document states it
 	verify    error
-	confirmed *evidence.Statement // the provider's; nil: the document's own
+	confirmed *evidence.Statement // as the provider confirms it; nil: unchanged
 	confirm   error
 	asked     *[]string
 }
@@ -49,7 +49,7 @@ const (
 	instanceB = "aws:///eu-central-1a/i-0bbbbbbbbbbbbbbbb"
 )
 
-// statement is what one cloud kind says of instance A.
+// statement is the statement of one cloud kind about instance A.
 func statement(k evidence.Kind) evidence.Statement {
 	return evidence.Statement{
 		Kind: k, ProviderID: instanceA, InstanceID: "aws:i-0aaaaaaaaaaaaaaaa", Created: start.Add(-20 * time.Minute),
@@ -57,7 +57,7 @@ func statement(k evidence.Kind) evidence.Statement {
 	}
 }
 
-// trial is an appraisal of cloud evidence; each case changes one thing.
+// trial is an appraisal of cloud evidence, in which each case changes one thing.
 type trial struct {
 	manifests string
 	spec      v1alpha1.AttestationPolicySpec
@@ -82,7 +82,7 @@ metadata: {namespace: openshift-machine-api, name: b, uid: uid-b,
 spec: {providerID: "` + instanceB + `"}
 `
 
-// newTrial is one that passes, with these kinds required together.
+// newTrial returns a trial that passes and requires all of these kinds.
 func newTrial(required ...evidence.Kind) *trial {
 	tr := &trial{manifests: machineA, required: required, clouds: map[evidence.Kind]*cloud{},
 		recorded: map[string]string{}}
@@ -139,7 +139,7 @@ func (tr *trial) passes(t *testing.T, machine string) *appraisal.Verdict {
 	return v
 }
 
-// refused returns the Machine at which the denial may be noted, nil if at none.
+// refused returns the Machine whose record may note the denial, or nil.
 func (tr *trial) refused(t *testing.T, want reason.Code) *machine.Machine {
 	t.Helper()
 	_, err := tr.appraise(t)
@@ -153,7 +153,7 @@ func (tr *trial) refused(t *testing.T, want reason.Code) *machine.Machine {
 	return nil
 }
 
-// calls are the providers that were asked.
+// calls returns the providers that were asked.
 func (tr *trial) calls() []string {
 	return slices.DeleteFunc(slices.Clone(tr.asked), func(s string) bool { return strings.HasPrefix(s, "verify ") })
 }
@@ -172,9 +172,9 @@ func TestCloudStatementNamesTheMachine(t *testing.T) {
 	}
 }
 
-// The order of DESIGN, section 5: nobody is asked for a document that does not
-// verify, or for a Machine that may not attest.
-func TestProvidersAreAskedLast(t *testing.T) {
+// No provider is asked about a document that does not verify, or about a Machine that may
+// not attest.
+func TestAppraise_AsksProvidersLast(t *testing.T) {
 	kinds := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
 	tr := newTrial(kinds...)
 	tr.passes(t, "a")
@@ -221,7 +221,7 @@ func TestProvidersAreAskedLast(t *testing.T) {
 	}
 }
 
-// Downgrade by omission: what the policy requires is what must be there.
+// Downgrade by omission: all required kinds must be present.
 func TestAttack_T13_LessEvidenceThanThePolicyWants(t *testing.T) {
 	kinds := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
 	newTrial(kinds...).passes(t, "a")
@@ -279,12 +279,12 @@ func TestAttack_T14_TwoDocumentsOfTwoMachines(t *testing.T) {
 	}
 }
 
-// A document without a nonce is good once: package record refuses it the second
-// time, and no denial is noted at the Machine on its word.
-func TestAttack_T05_WhatCanBeReplayedSaysSo(t *testing.T) {
-	alone := newTrial(evidence.AWSIID)
-	if v := alone.passes(t, "a"); !v.Replayable {
-		t.Error("an instance document alone is not called replayable")
+// A document without a nonce suffices once. Package record denies it the second time, and
+// no record notes a denial that is based only on such a document.
+func TestAttack_T05_ReplayableEvidenceIsMarked(t *testing.T) {
+	single := newTrial(evidence.AWSIID)
+	if v := single.passes(t, "a"); !v.Replayable {
+		t.Error("an instance document by itself is not marked as replayable")
 	}
 	both := newTrial(evidence.AWSIID, evidence.AWSSTS)
 	if v := both.passes(t, "a"); v.Replayable {
@@ -293,13 +293,13 @@ func TestAttack_T05_WhatCanBeReplayedSaysSo(t *testing.T) {
 	joined := func(tr *trial) {
 		tr.manifests = strings.Replace(tr.manifests, "spec: {", "status: {nodeRef: {name: node-a}}\nspec: {", 1)
 	}
-	joined(alone)
-	if m := alone.refused(t, reason.MachineJoined); m != nil {
+	joined(single)
+	if m := single.refused(t, reason.MachineJoined); m != nil {
 		t.Errorf("a copy of a document leaves a trace at Machine %s", m)
 	}
-	// A final no is told once it is confirmed: the caller must know about which Machine.
+	// A final denial is returned after a live check, which requires the Machine.
 	var r *appraisal.Refusal
-	if _, err := alone.appraise(t); !errors.As(err, &r) || r.Machine == nil || r.Machine.Name != "a" {
+	if _, err := single.appraise(t); !errors.As(err, &r) || r.Machine == nil || r.Machine.Name != "a" {
 		t.Errorf("there is no Machine to confirm a final no with: %v", err)
 	}
 	bound := newTrial(evidence.GCPIdentity)
@@ -309,26 +309,26 @@ func TestAttack_T05_WhatCanBeReplayedSaysSo(t *testing.T) {
 	}
 }
 
-func TestAttack_T10_ANameThatWasAnothersBefore(t *testing.T) {
+func TestAttack_T10_ANameOfAnEarlierInstance(t *testing.T) {
 	tr := newTrial(evidence.GCPIdentity)
 	tr.passes(t, "a")
 	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
 	if m := tr.refused(t, reason.InstanceUnacceptable); m == nil {
 		t.Error("the proven name leaves no trace")
 	}
-	// A manifest without a creationTimestamp is as old as its file: that says nothing.
+	// Without a creationTimestamp, the age of a manifest is that of its file, which does not matter.
 	undated := newTrial(evidence.GCPIdentity)
 	undated.manifests = strings.ReplaceAll(undated.manifests, `creationTimestamp: "2026-03-01T11:30:00Z", `, "")
 	undated.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
 	undated.passes(t, "a")
-	// Within what two clocks may differ it is the same time.
+	// Within the tolerated clock skew, both count as created at the same time.
 	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-34 * time.Minute)
 	tr.passes(t, "a")
 }
 
-// Where no document names the Machine, the machine's own word selects it, and
-// nothing else.
-func TestMachinesOwnWordOnlySelects(t *testing.T) {
+// If no document names the Machine, the machine's claims select it, and have no other
+// effect.
+func TestCandidate_ClaimsOnlySelectTheMachine(t *testing.T) {
 	unnamed := func() *trial {
 		tr := newTrial(evidence.AzureAttested)
 		tr.clouds[evidence.AzureAttested].says.ProviderID = ""
@@ -362,7 +362,7 @@ func TestMachinesOwnWordOnlySelects(t *testing.T) {
 		{"it names another Machine and the provider names this one", func(tr *trial) {
 			tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceB)
 		}, reason.EvidenceDisagrees, 1},
-		{"on its word alone nobody learns that a Machine has joined", func(tr *trial) {
+		{"a claim by itself does not reveal that a Machine has joined", func(tr *trial) {
 			tr.manifests = strings.Replace(tr.manifests, "spec: {", "status: {nodeRef: {name: node-a}}\nspec: {", 1)
 		}, reason.MachineNotFound, 0},
 	} {
@@ -392,8 +392,8 @@ func TestAttack_T42_OneInstanceOneMachine(t *testing.T) {
 	tr.refused(t, reason.MachineAmbiguous)
 }
 
-// A provider that is away is a wait, never a pass, whatever it would have said.
-func TestProviderThatIsAwayIsAWait(t *testing.T) {
+// An unavailable provider leads to a temporary denial, never to a pass.
+func TestConfirm_UnavailableProviderIsTemporary(t *testing.T) {
 	tr := newTrial(evidence.AWSIID, evidence.AWSSTS)
 	tr.clouds[evidence.AWSIID].confirm = reason.Deny(reason.ProviderUnavailable, "EC2 is down")
 	tr.refused(t, reason.ProviderUnavailable)
@@ -403,8 +403,8 @@ func TestProviderThatIsAwayIsAWait(t *testing.T) {
 	}
 }
 
-// An old Machine may attest again by the identity that is on its record.
-func TestOldMachineIsKnownByItsInstance(t *testing.T) {
+// An old Machine may attest again with the identity on its record.
+func TestCandidate_AcceptsARecordedOldMachine(t *testing.T) {
 	tr := newTrial(evidence.GCPIdentity)
 	tr.manifests = strings.ReplaceAll(tr.manifests, "2026-03-01T11", "2026-03-01T08")
 	tr.refused(t, reason.MachineTooOld)
@@ -414,7 +414,7 @@ func TestOldMachineIsKnownByItsInstance(t *testing.T) {
 	tr.refused(t, reason.EvidenceDisagrees)
 }
 
-func TestAnswersAreReplayed(t *testing.T) {
+func TestAnswers_ReplayAnAppraisal(t *testing.T) {
 	tr := newTrial(evidence.AWSIID, evidence.AWSSTS)
 	in := appraisal.Context{Clouds: map[evidence.Kind]evidence.Verifier{evidence.AWSSTS: *tr.clouds[evidence.AWSSTS]}}
 	var answers appraisal.Answers
@@ -426,7 +426,7 @@ func TestAnswersAreReplayed(t *testing.T) {
 		return claim.Confirm(t.Context(), evidence.Candidate{ProviderID: instanceA})
 	}
 	if _, err := confirm(answers.Replaying(in)); err == nil {
-		t.Fatal("an answer that nobody gave")
+		t.Fatal("an answer that was not recorded")
 	}
 	said, err := confirm(answers.Recording(in))
 	if err != nil {
@@ -439,8 +439,8 @@ func TestAnswersAreReplayed(t *testing.T) {
 	}
 }
 
-// A certificate of an AK that names no instance says that it is some genuine TPM: it
-// makes nothing of a document that could be a copy (see package appraisal, whose).
+// An AK certificate that names no instance only shows that the TPM is genuine. It does not
+// make a document trustworthy that could be a copy (see whose).
 func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
 	named, unnamed := &tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: instanceA},
 		&tpm2.Endorsement{Kind: tpm2.AKCertificate}
@@ -462,7 +462,7 @@ func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
 		{"a manufacturer's, and the policy has no first use", v1alpha1.EndorsementManufacturer, unnamed, true,
 			v1alpha1.ApprovalManual, false},
 		{"a manufacturer's at first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalFirstUse, true},
-		{"an enrolment says it by itself", v1alpha1.EndorsementEnrolled, unnamed, true, v1alpha1.ApprovalFirstUse, false},
+		{"an enrollment suffices by itself", v1alpha1.EndorsementEnrolled, unnamed, true, v1alpha1.ApprovalFirstUse, false},
 	} {
 		if got := appraisal.Whose(c.endorsement, c.endorsed, c.bound, c.approval); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

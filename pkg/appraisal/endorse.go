@@ -14,14 +14,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// endorse asks the endorsers that the policy allows, in the policy's order. One
-// that knows nothing of the EK is passed over; the first that knows it wins.
+// endorse asks the endorsers that the policy allows, in the policy's order. The
+// first one that knows the EK decides.
 //
-// Where a document names the instance, its provider has the last word on the
-// instance's TPM: a no is a no, and one that cannot be asked is waited for, since
-// whoever brings an outage about must not be able to choose a weaker endorsement.
-// Where nothing but the machine's own word does, an enrolment goes first, and is
-// enough.
+// If a document names the instance, its provider's answer about the instance's TPM
+// is final, and an unavailable provider leads to a temporary denial: an attacker
+// who causes an outage must not get a weaker endorsement. If only the machine's
+// claim names the instance, an enrollment takes precedence and suffices.
 func (a *appraisal) endorse(ctx context.Context) error {
 	if a.quote == nil {
 		return nil
@@ -57,15 +56,15 @@ func (a *appraisal) endorse(ctx context.Context) error {
 	if unusable != nil && !a.Policy.Endorses(v1alpha1.EndorsementEnrolled) {
 		return unusable
 	}
-	// An enrolment may still come; the rest of what is wrong is for the operator.
+	// An enrollment may follow; the details of the failure are for administrators.
 	if unusable != nil {
 		return a.unknown(reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash))
 	}
 	return a.unknown(reason.Deny(reason.EKNotEnrolled, "EK %x", hash))
 }
 
-// match finds the one Machine that everything proven names. A Machine that is
-// named and may not attest now is there together with the error.
+// match finds the one Machine that all proofs name. If that Machine may not attest
+// now, match sets a.machine and also returns an error.
 func (a *appraisal) match() error {
 	rules := a.rules()
 	var id machine.Identity
@@ -95,16 +94,16 @@ func (a *appraisal) match() error {
 		return err
 	}
 	if a.asked != nil && a.asked.UID != m.UID {
-		// Replaced since by another of the same name: what was compared with it counts no more.
-		return reason.Deny(reason.MachineNotFound, "Machine %s was replaced while it was appraised", m)
+		// Another Machine of the same name replaced it, so the comparisons above no longer apply.
+		return reason.Deny(reason.MachineNotFound, "Machine %s was replaced during the appraisal", m)
 	}
 	a.machine = m
 	return nil
 }
 
-// whose reports whether something besides an enrolment says which machine's TPM
-// this is: the provider, a certificate of its AK that names an instance, or a
-// statement of this very conversation beside a TPM that is merely genuine.
+// whose reports whether something besides an enrollment tells to which machine the
+// TPM belongs: the provider, an AK certificate that names an instance, or a
+// statement that is bound to this exchange.
 func (a *appraisal) whose() bool {
 	switch a.endorsement {
 	case v1alpha1.EndorsementProvider:
@@ -117,8 +116,8 @@ func (a *appraisal) whose() bool {
 	return false
 }
 
-// firstUse: the policy lets a genuine TPM be bound to the Machine that another
-// statement of this conversation names (DESIGN, section 19, rule 1).
+// firstUse reports whether the policy binds a genuine TPM to the Machine that a bound
+// statement names (rule 1 of docs/security-rules.md).
 func (a *appraisal) firstUse() bool {
 	return a.Policy.Approval == v1alpha1.ApprovalFirstUse && a.bound()
 }
@@ -127,9 +126,9 @@ func (a *appraisal) rules() machine.Rules {
 	return machine.Rules{Pool: a.Policy.Pool, Now: a.now, MaxAge: a.Policy.MaxMachineAge}
 }
 
-// unenrolled: a manufacturer's certificate says that it is some genuine TPM; no
-// enrolment says which machine's. That is for an administrator to decide. Evidence
-// that contradicts itself is not.
+// unenrolled reports whether an administrator must approve the TPM: a manufacturer's
+// certificate shows that it is genuine, but no enrollment tells to which machine it
+// belongs. Contradictory evidence does not qualify.
 func (a *appraisal) unenrolled(matchErr error) bool {
 	code := reason.From(matchErr).Code
 	return a.endorsement == v1alpha1.EndorsementManufacturer && !a.Machines.Enrolled(a.quote.EK.SPKIHash()) &&
@@ -172,7 +171,7 @@ func (a *appraisal) recorded() v1alpha1.RecordedIdentity {
 	return id
 }
 
-// Endorsers are the endorsers that ask no cloud: by the AK's certificate, by enrollment, by the TPM's manufacturer.
+// Endorsers returns the endorsers that ask no cloud: by AK certificate, by enrollment, by the TPM's manufacturer.
 func Endorsers(ak tpm2.Endorser, machines Machines, ek tpm2.Roots) map[v1alpha1.Endorsement]tpm2.Endorser {
 	return map[v1alpha1.Endorsement]tpm2.Endorser{
 		v1alpha1.EndorsementAKCertificate: ak,
@@ -181,10 +180,10 @@ func Endorsers(ak tpm2.Endorser, machines Machines, ek tpm2.Roots) map[v1alpha1.
 	}
 }
 
-// EnrolledEndorser endorses an EK that an administrator named.
+// EnrolledEndorser endorses an EK that an administrator enrolled.
 type EnrolledEndorser struct{ Machines Machines }
 
-// Endorse looks the EK's hash up.
+// Endorse endorses id if its EK's hash is enrolled.
 func (e EnrolledEndorser) Endorse(_ context.Context, id tpm2.Identity, _ time.Time) (*tpm2.Endorsement, error) {
 	hash := id.EK.SPKIHash()
 	if !e.Machines.Enrolled(hash) {

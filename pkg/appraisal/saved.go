@@ -13,9 +13,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Saved is one Attest call, kept so that the whole appraisal can be run again
-// without the machine. It holds the activation secret of that one challenge,
-// which is worthless once the call is answered.
+// Saved is one Attest call, from which the appraisal can be repeated without the
+// machine. It contains the activation secret of its challenge, which is worthless
+// after the call.
 type Saved struct {
 	Version       int       `json:"version"`
 	CorrelationID string    `json:"correlationID"`
@@ -25,7 +25,7 @@ type Saved struct {
 
 	Challenge savedChallenge `json:"challenge"`
 	Evidence  savedEvidence  `json:"evidence"`
-	// Answers are what the providers said at the time.
+	// Answers are the providers' answers at that time.
 	Answers Answers `json:"answers,omitzero"`
 }
 
@@ -56,10 +56,10 @@ type savedEvidence struct {
 	PCRValues         [][]byte `json:"pcrValues,omitempty"`
 	EventLog          []byte   `json:"eventLog,omitempty"`
 	ProvisioningToken []byte   `json:"provisioningToken,omitempty"`
-	// Documents of clouds that were required, without a managed identity's token:
-	// that opens something. One of aws-sts holds the session token of the machine's
-	// role, which is worthless without its secret, and a signature that is good for
-	// some minutes, for asking whose it is.
+	// Documents has the required clouds' documents, without a managed identity's token,
+	// because that grants access. A document of aws-sts contains the session token of the
+	// machine's role, which is worthless without its secret, and a signature. For some
+	// minutes the signature lets its holder ask AWS for the role's identity.
 	Documents []savedDocument `json:"documents,omitempty"`
 }
 
@@ -71,7 +71,7 @@ type savedDocument struct {
 
 const savedVersion = 1
 
-// Save takes a copy of a call.
+// Save returns a copy of a call.
 func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *Saved {
 	c := in.Challenge
 	s := &Saved{
@@ -90,7 +90,7 @@ func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *S
 	}
 	for _, d := range ev.Cloud {
 		if !slices.Contains(c.Required, d.Kind) {
-			continue // it was not looked at
+			continue // the appraisal ignored it
 		}
 		s.Evidence.Documents = append(s.Evidence.Documents,
 			savedDocument{Kind: d.Kind.String(), Raw: d.Raw, Certificates: d.Certificates})
@@ -102,10 +102,10 @@ func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *S
 	return s
 }
 
-// Encode is the call at rest: JSON.
+// Encode returns the call as JSON.
 func (s *Saved) Encode() ([]byte, error) { return json.MarshalIndent(s, "", "  ") }
 
-// ParseSaved reads a call at rest.
+// ParseSaved parses the output of Encode.
 func ParseSaved(raw []byte) (*Saved, error) {
 	var s Saved
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -117,8 +117,8 @@ func ParseSaved(raw []byte) (*Saved, error) {
 	return &s, nil
 }
 
-// Replay is the call as [Appraise] takes it. PolicyHash is left out: the question
-// is what today's policy says.
+// Replay returns the call's input for [Appraise]. It omits PolicyHash, because a
+// replay uses the current policy.
 func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
 	c := s.Challenge
 	out := seal.Challenge{
@@ -150,5 +150,5 @@ func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
 	return out, ev, nil
 }
 
-// NonceText is the challenge's nonce as the token carries it (eat_nonce).
+// NonceText returns the challenge's nonce in the text form of the token (eat_nonce).
 func NonceText(nonce []byte) string { return base64.RawURLEncoding.EncodeToString(nonce) }

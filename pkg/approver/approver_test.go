@@ -38,13 +38,13 @@ var (
 
 func must[T any](v T, err error) T {
 	if err != nil {
-		panic(err) // a test's own input
+		panic(err) // the test's own input
 	}
 	return v
 }
 
-// fakeWorld is a cluster as a few fields; errors by the method's name.
-type fakeWorld struct {
+// fakeCluster is a cluster as a struct; errors are by method name.
+type fakeCluster struct {
 	nodes     []string
 	machines  []Machine
 	records   []*v1alpha1.MachineAttestation
@@ -52,34 +52,34 @@ type fakeWorld struct {
 	egress    *Egress
 	disabled  bool
 	load      Load
-	gone      []Machine // of a record, in no index
+	gone      []Machine // of records, but not in an index
 	newer     []*Request
 	pinned    []*Request
-	// quarantines are objects of administrators that have not reached the records.
+	// quarantines are administrators' objects that are not on the records yet.
 	quarantines []v1alpha1.MachineAttestation
 	issued      []*Request
 	fail        map[string]error
 	asked       []string
 }
 
-func (w *fakeWorld) ask(what string) error {
+func (w *fakeCluster) ask(what string) error {
 	w.asked = append(w.asked, what)
 	return w.fail[what]
 }
 
-func (w *fakeWorld) Node(_ context.Context, name string) (bool, error) {
+func (w *fakeCluster) Node(_ context.Context, name string) (bool, error) {
 	return slices.Contains(w.nodes, name), w.ask("Node")
 }
 
-func (w *fakeWorld) MachinesByInternalDNS(_ context.Context, _ string) ([]Machine, error) {
+func (w *fakeCluster) MachinesByInternalDNS(_ context.Context, _ string) ([]Machine, error) {
 	return w.machines, w.ask("MachinesByInternalDNS")
 }
 
-func (w *fakeWorld) MachinesByNode(_ context.Context, _ string) ([]Machine, error) {
+func (w *fakeCluster) MachinesByNode(_ context.Context, _ string) ([]Machine, error) {
 	return w.machines, w.ask("MachinesByNode")
 }
 
-func (w *fakeWorld) RecordByCredential(_ context.Context, id string) (*v1alpha1.MachineAttestation, error) {
+func (w *fakeCluster) RecordByCredential(_ context.Context, id string) (*v1alpha1.MachineAttestation, error) {
 	for _, r := range w.records {
 		for _, c := range r.Status.Credentials {
 			if c.ID == id {
@@ -90,7 +90,7 @@ func (w *fakeWorld) RecordByCredential(_ context.Context, id string) (*v1alpha1.
 	return nil, w.ask("RecordByCredential")
 }
 
-func (w *fakeWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+func (w *fakeCluster) RecordByMachine(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	for _, r := range w.records {
 		if r.Status.MachineUID == uid {
 			return r, w.ask("RecordByMachine")
@@ -99,22 +99,22 @@ func (w *fakeWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.Ma
 	return nil, w.ask("RecordByMachine")
 }
 
-func (w *fakeWorld) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
+func (w *fakeCluster) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
 	return w.quarantines, w.ask("Quarantines")
 }
 
-func (w *fakeWorld) ServingCertificate(context.Context, string) (*Presented, error) {
+func (w *fakeCluster) ServingCertificate(context.Context, string) (*Presented, error) {
 	return w.presented, w.ask("ServingCertificate")
 }
-func (w *fakeWorld) Egress(context.Context, string) (*Egress, error) {
+func (w *fakeCluster) Egress(context.Context, string) (*Egress, error) {
 	return w.egress, w.ask("Egress")
 }
-func (w *fakeWorld) Disabled(context.Context) (bool, error) { return w.disabled, w.ask("Disabled") }
-func (w *fakeWorld) Load(context.Context, *Request, *v1alpha1.MachineAttestation) (Load, error) {
+func (w *fakeCluster) Disabled(context.Context) (bool, error) { return w.disabled, w.ask("Disabled") }
+func (w *fakeCluster) Load(context.Context, *Request, *v1alpha1.MachineAttestation) (Load, error) {
 	return w.load, w.ask("Load")
 }
 
-func (w *fakeWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*Machine, error) {
+func (w *fakeCluster) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*Machine, error) {
 	for _, m := range slices.Concat(w.machines, w.gone) {
 		if m.UID != "" && m.UID == rec.Status.MachineUID {
 			return &m, w.ask("MachineOf")
@@ -123,32 +123,32 @@ func (w *fakeWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestatio
 	return nil, w.ask("MachineOf")
 }
 
-func (w *fakeWorld) Newer(context.Context, *Request, *v1alpha1.MachineAttestation) ([]*Request, error) {
+func (w *fakeCluster) Newer(context.Context, *Request, *v1alpha1.MachineAttestation) ([]*Request, error) {
 	return w.newer, w.ask("Newer")
 }
 
-func (w *fakeWorld) Pinned(context.Context, *v1alpha1.MachineAttestation) ([]*Request, error) {
+func (w *fakeCluster) Pinned(context.Context, *v1alpha1.MachineAttestation) ([]*Request, error) {
 	return w.pinned, w.ask("Pinned")
 }
 
-func (w *fakeWorld) Issued(context.Context, string) ([]*Request, error) {
+func (w *fakeCluster) Issued(context.Context, string) ([]*Request, error) {
 	return w.issued, w.ask("Issued")
 }
 
-// input is a request, and the world that it is made in.
+// input is a request and the cluster in which it is made.
 type input struct {
 	template x509.CertificateRequest
 	key      crypto.Signer
 	csr      certificatesv1.CertificateSigningRequest
-	world    *fakeWorld
+	fake     *fakeCluster
 	config   Config
-	// others wait, too.
+	// others are also pending.
 	others []certificatesv1.CertificateSigningRequest
 }
 
-// address gives the request this address, and its Machine that one.
+// address sets the addresses of the request and of its Machine.
 func (in *input) address(asked, has string) {
-	in.world.machines[0].Addresses[1].Address = has
+	in.fake.machines[0].Addresses[1].Address = has
 	in.template.IPAddresses = []net.IP{net.ParseIP(asked)}
 }
 
@@ -156,14 +156,14 @@ func (in *input) decide() *Decision {
 	if in.csr.Spec.Request == nil {
 		in.csr.Spec.Request = requestPEM(&in.template, in.key)
 	}
-	world := *in.world
+	cluster := *in.fake
 	for i := range in.others {
 		if from, until, ok := in.config.Pending(&in.others[i]); ok && now.After(from) && now.Before(until) {
-			world.load.Pending++
+			cluster.load.Pending++
 		}
 	}
-	d := Decide(context.Background(), FromCSR(&in.csr), &world, in.config, now)
-	in.world.asked = world.asked
+	d := Decide(context.Background(), FromCSR(&in.csr), &cluster, in.config, now)
+	in.fake.asked = cluster.asked
 	return d
 }
 
@@ -183,16 +183,16 @@ func bootstrapperGroups() []string {
 		"system:authenticated"}
 }
 
-// honest is the first request of the machine worker-0, which attested.
+// honest returns the first request of the machine worker-0, which attested.
 func honest() *input {
 	in := stockClient()
 	in.config.Attestation = true
 	in.csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {credentialA}}
-	in.world.records = []*v1alpha1.MachineAttestation{recordOf("worker-0", uidA, credentialA)}
+	in.fake.records = []*v1alpha1.MachineAttestation{recordOf("worker-0", uidA, credentialA)}
 	return in
 }
 
-// stockClient is the same without attestation.
+// stockClient returns the same request without attestation.
 func stockClient() *input {
 	return &input{
 		template: x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"},
@@ -207,7 +207,7 @@ func stockClient() *input {
 				Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 			},
 		},
-		world: &fakeWorld{
+		fake: &fakeCluster{
 			machines: []Machine{machineOf("worker-0", uidA), machineOf("worker-1", uidB)},
 			load:     Load{Machines: 2, Nodes: 1, Pending: 1, Own: 1},
 		},
@@ -231,7 +231,7 @@ func recordOf(name, uid, credentialID string) *v1alpha1.MachineAttestation {
 	return rec
 }
 
-// serving is a node's first request for a serving certificate.
+// serving returns a node's first request for a serving certificate.
 func serving() *input {
 	in := stockClient()
 	in.template.Subject.CommonName = "system:node:worker-0"
@@ -239,8 +239,8 @@ func serving() *input {
 	in.csr.Spec.SignerName = certificatesv1.KubeletServingSignerName
 	in.csr.Spec.Username, in.csr.Spec.Groups = "system:node:worker-0", []string{"system:nodes", "system:authenticated"}
 	in.csr.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
-	in.world.nodes = []string{"worker-0"}
-	in.world.machines[0].NodeRef = "worker-0"
+	in.fake.nodes = []string{"worker-0"}
+	in.fake.machines[0].NodeRef = "worker-0"
 	return in
 }
 
@@ -258,7 +258,7 @@ func authority(t testing.TB) (*x509.Certificate, crypto.Signer) {
 	return must(x509.ParseCertificate(der)), rsaKey()
 }
 
-// present is what a kubelet with the names of template presents.
+// present returns what a kubelet with the names of template presents.
 func present(t testing.TB, template x509.CertificateRequest, change func(*x509.Certificate)) *Presented {
 	t.Helper()
 	ca, key := authority(t)
@@ -280,7 +280,7 @@ func present(t testing.TB, template x509.CertificateRequest, change func(*x509.C
 	return &Presented{Certificate: must(x509.ParseCertificate(der)), Roots: roots}
 }
 
-// want compares an outcome and its reason.
+// want checks an outcome and its reason.
 func want(t *testing.T, d *Decision, outcome Outcome, code reason.Code) {
 	t.Helper()
 	if d.Outcome != outcome || (code == 0) != (d.Denial == nil) || d.Denial != nil && d.Denial.Code != code {
@@ -294,7 +294,7 @@ func want(t *testing.T, d *Decision, outcome Outcome, code reason.Code) {
 	}
 }
 
-func TestHonestMachine(t *testing.T) {
+func TestBind_AcceptsTheHonestMachine(t *testing.T) {
 	in := honest()
 	d := in.decide()
 	want(t, d, Approve, 0)
@@ -319,7 +319,7 @@ func TestHonestMachine(t *testing.T) {
 	}
 }
 
-// What makes one of the checks fail, each by itself; FEATURES D1 to D7, D10, D11, D14, D15.
+// Each check fails by itself. Status rows D1 to D7, D10, D11, D14 and D15.
 func TestClient(t *testing.T) {
 	for name, c := range map[string]struct {
 		change  func(*input)
@@ -348,26 +348,26 @@ func TestClient(t *testing.T) {
 		"a credential of no record": {func(in *input) { in.credential("JTI=shared") }, Refuse, reason.CSRCredential},
 		"a credential that has ended": {func(in *input) { in.own().Expiry = metav1.NewTime(now) }, Refuse,
 			reason.CSRCredential},
-		"a quarantine in the spec": {func(in *input) { in.world.records[0].Spec.Quarantined = true }, Retry,
+		"a quarantine in the spec": {func(in *input) { in.fake.records[0].Spec.Quarantined = true }, Retry,
 			reason.Quarantined},
-		"a quarantine in the status": {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry,
+		"a quarantine in the status": {func(in *input) { in.fake.records[0].Status.Quarantined = true }, Retry,
 			reason.Quarantined},
-		"approvals switched off": {func(in *input) { in.world.disabled = true }, Retry, reason.CSRDisabled},
-		"a Node of that name":    {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
-		"no Machine of that name (yet)": {func(in *input) { in.world.machines = in.world.machines[1:] }, Retry,
+		"approvals switched off": {func(in *input) { in.fake.disabled = true }, Retry, reason.CSRDisabled},
+		"a Node of that name":    {func(in *input) { in.fake.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
+		"no Machine of that name (yet)": {func(in *input) { in.fake.machines = in.fake.machines[1:] }, Retry,
 			reason.MachineNotFound},
-		"an index that is out of date": {func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-9" },
+		"an index that is out of date": {func(in *input) { in.fake.machines[0].Addresses[0].Address = "worker-9" },
 			Retry, reason.MachineNotFound},
 		"the name as an ExternalDNS": {func(in *input) {
-			in.world.machines[0].Addresses[0].Type = corev1.NodeExternalDNS
+			in.fake.machines[0].Addresses[0].Type = corev1.NodeExternalDNS
 		}, Retry, reason.MachineNotFound},
-		"two Machines of that name": {func(in *input) { in.world.machines[1] = machineOf("worker-0", uidB) }, Retry,
+		"two Machines of that name": {func(in *input) { in.fake.machines[1] = machineOf("worker-0", uidB) }, Retry,
 			reason.MachineAmbiguous},
-		"an address in upper case": {func(in *input) { in.world.machines[0].Addresses[0].Address = "WORKER-0" }, Approve, 0},
-		"an address that ends in a dot": {func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-0." },
+		"an address in upper case": {func(in *input) { in.fake.machines[0].Addresses[0].Address = "WORKER-0" }, Approve, 0},
+		"an address that ends in a dot": {func(in *input) { in.fake.machines[0].Addresses[0].Address = "worker-0." },
 			Approve, 0},
-		"a Machine with a Node": {func(in *input) { in.world.machines[0].NodeRef = "other" }, Refuse, reason.MachineJoined},
-		"a Machine that is deleted": {func(in *input) { in.world.machines[0].Deleting = true }, Refuse,
+		"a Machine with a Node": {func(in *input) { in.fake.machines[0].NodeRef = "other" }, Refuse, reason.MachineJoined},
+		"a Machine that is deleted": {func(in *input) { in.fake.machines[0].Deleting = true }, Refuse,
 			reason.MachineDeleting},
 		"10 s before the Machine":   {func(in *input) { in.madeAfter(-10 * time.Second) }, Refuse, reason.MachineTooOld},
 		"9 s before the Machine":    {func(in *input) { in.madeAfter(-9 * time.Second) }, Approve, 0},
@@ -377,20 +377,20 @@ func TestClient(t *testing.T) {
 			in.madeAfter(2 * time.Hour)
 			in.config.MaxMachineAge = 3 * time.Hour
 		}, Approve, 0},
-		"the key that was attested": {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = in.sum() }, Approve, 0},
+		"the key that was attested": {func(in *input) { in.fake.records[0].Status.CSRKeySHA256 = in.sum() }, Approve, 0},
 		"another key than was attested": {func(in *input) {
-			in.world.records[0].Status.CSRKeySHA256 = strings.Repeat("ab", 32)
+			in.fake.records[0].Status.CSRKeySHA256 = strings.Repeat("ab", 32)
 		}, Refuse, reason.CSRKeyChanged},
 		"the key that was approved": {func(in *input) { in.approved(in.sum(), "worker-0") }, Approve, 0},
 		"another key than was approved": {func(in *input) { in.approved(strings.Repeat("ab", 32), "worker-0") }, Refuse,
 			reason.CSRKeyChanged},
 		"another name than was approved": {func(in *input) { in.approved(in.sum(), "worker-7") }, Refuse,
 			reason.CSRKeyChanged},
-		"a record that joined otherwise": {func(in *input) { in.world.records[0].Status.Phase = v1alpha1.PhaseJoined },
+		"a record that joined otherwise": {func(in *input) { in.fake.records[0].Status.Phase = v1alpha1.PhaseJoined },
 			Refuse, reason.MachineJoined},
-		"10 requests of this machine": {func(in *input) { in.world.load.Own = 10 }, Approve, 0},
-		"11 requests of this machine": {func(in *input) { in.world.load.Own = 11 }, Retry, reason.CSRLimit},
-		"a flood by others":           {func(in *input) { in.world.load.Pending = 1 << 20 }, Approve, 0},
+		"10 requests of this machine": {func(in *input) { in.fake.load.Own = 10 }, Approve, 0},
+		"11 requests of this machine": {func(in *input) { in.fake.load.Own = 11 }, Retry, reason.CSRLimit},
+		"a flood by others":           {func(in *input) { in.fake.load.Pending = 1 << 20 }, Approve, 0},
 		"no Node to be read":          {func(in *input) { in.fails("Node") }, Retry, reason.StoreUnavailable},
 		"no Machine to be read": {func(in *input) { in.fails("MachinesByInternalDNS") },
 			Retry, reason.StoreUnavailable},
@@ -408,7 +408,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// D18 beyond the vectors: what only attestation asks for does not matter without.
+// Status row D18, in addition to the vectors: without attestation, its facts do not matter.
 func TestClientWithoutAttestation(t *testing.T) {
 	for name, c := range map[string]struct {
 		change  func(*input)
@@ -416,25 +416,25 @@ func TestClientWithoutAttestation(t *testing.T) {
 		code    reason.Code
 	}{
 		"no credential":                {func(*input) {}, Approve, 0},
-		"102 requests of 2 machines":   {func(in *input) { in.world.load.Pending = 102 }, Approve, 0},
-		"103 requests of 2 machines":   {func(in *input) { in.world.load.Pending = 103 }, Retry, reason.CSRLimit},
-		"103 requests and 3 Nodes":     {func(in *input) { in.world.load.Pending, in.world.load.Nodes = 103, 3 }, Approve, 0},
-		"many requests of one machine": {func(in *input) { in.world.load.Own = 50 }, Approve, 0},
-		"a Machine that is deleted":    {func(in *input) { in.world.machines[0].Deleting = true }, Approve, 0},
+		"102 requests of 2 machines":   {func(in *input) { in.fake.load.Pending = 102 }, Approve, 0},
+		"103 requests of 2 machines":   {func(in *input) { in.fake.load.Pending = 103 }, Retry, reason.CSRLimit},
+		"103 requests and 3 Nodes":     {func(in *input) { in.fake.load.Pending, in.fake.load.Nodes = 103, 3 }, Approve, 0},
+		"many requests of one machine": {func(in *input) { in.fake.load.Own = 50 }, Approve, 0},
+		"a Machine that is deleted":    {func(in *input) { in.fake.machines[0].Deleting = true }, Approve, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := stockClient()
 			c.change(in)
 			d := in.decide()
 			want(t, d, c.outcome, c.code)
-			if d.Proven || slices.Contains(in.world.asked, "RecordByCredential") {
+			if d.Proven || slices.Contains(in.fake.asked, "RecordByCredential") {
 				t.Error("a record was read, or something proven")
 			}
 		})
 	}
 }
 
-// Clusters whose kubelets bootstrap with bootstrap tokens.
+// Clusters whose kubelets use bootstrap tokens.
 func TestBootstrapToken(t *testing.T) {
 	made := func() *input {
 		in := honest()
@@ -457,13 +457,13 @@ func TestBootstrapToken(t *testing.T) {
 	in = made()
 	in.csr.Spec.Groups = in.csr.Spec.Groups[1:]
 	want(t, in.decide(), Refuse, reason.CSRRequester)
-	// The user of another authenticator cannot stand for a token's.
+	// The user of another authenticator does not count as a token's.
 	in = honest()
 	in.csr.Spec.Extra = nil
 	want(t, in.decide(), Refuse, reason.CSRCredential)
 }
 
-// D17: enrolled hosts without a Machine.
+// Status row D17: enrolled hosts without a Machine.
 func TestStandIn(t *testing.T) {
 	made := func() *input {
 		in := honest()
@@ -477,45 +477,45 @@ func TestStandIn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		in.world.machines = []Machine{*m}
+		in.fake.machines = []Machine{*m}
 		return in
 	}
 	want(t, made().decide(), Approve, 0)
 	in := made()
-	in.world.machines[0].Name = "worker-1"
+	in.fake.machines[0].Name = "worker-1"
 	want(t, in.decide(), Retry, reason.MachineNotFound)
-	// A name of the annotation is not the machine's name.
+	// A name in the annotation is not the machine's name.
 	in = made()
 	in.template.Subject.CommonName = "system:node:worker-0.example.com"
 	want(t, in.decide(), Retry, reason.MachineNotFound)
 	in = made()
-	in.world.machines[0].UID = uidB
+	in.fake.machines[0].UID = uidB
 	want(t, in.decide(), Retry, reason.MachineNotFound)
-	in.world.gone = []Machine{machineOf("worker-9", uidA)}
+	in.fake.gone = []Machine{machineOf("worker-9", uidA)}
 	want(t, in.decide(), Deny, reason.CSROtherMachine)
 	in = made()
-	in.world.machines = append(in.world.machines, machineOf("worker-0", uidB))
+	in.fake.machines = append(in.fake.machines, machineOf("worker-0", uidB))
 	want(t, in.decide(), Retry, reason.MachineAmbiguous)
 
 	s := serving()
-	s.world.machines = made().world.machines
+	s.fake.machines = made().fake.machines
 	s.template.DNSNames = []string{"worker-0", "worker-0.example.com"}
 	want(t, s.decide(), Approve, 0)
 	s = serving()
-	s.world.machines = made().world.machines
+	s.fake.machines = made().fake.machines
 	s.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)}
 	want(t, s.decide(), Retry, reason.CSRAddress)
 }
 
-// D16: one machine as two objects while a cluster moves to Cluster API.
+// Status row D16: one machine with two objects while a cluster migrates to Cluster API.
 func TestMirroredMachines(t *testing.T) {
 	made := func() *input {
 		in := honest()
 		mirror := machineOf("worker-0", uidB)
 		mirror.APIVersion, mirror.Namespace, mirror.Authority = "cluster.x-k8s.io/v1beta2", "openshift-cluster-api", ""
-		in.world.machines = []Machine{machineOf("worker-0", uidA), mirror}
-		for i := range in.world.machines {
-			in.world.machines[i].ProviderID = "aws:///eu-west-1a/i-0123"
+		in.fake.machines = []Machine{machineOf("worker-0", uidA), mirror}
+		for i := range in.fake.machines {
+			in.fake.machines[i].ProviderID = "aws:///eu-west-1a/i-0123"
 		}
 		return in
 	}
@@ -525,28 +525,28 @@ func TestMirroredMachines(t *testing.T) {
 		code    reason.Code
 	}{
 		"the Machine API's counts":   {func(*input) {}, Approve, 0},
-		"Cluster API's counts":       {func(in *input) { in.world.machines[0].Authority = "ClusterAPI" }, Approve, 0},
-		"the record is of the other": {func(in *input) { in.world.records[0].Status.MachineUID = uidB }, Approve, 0},
-		"in the middle of the move": {func(in *input) { in.world.machines[0].Authority = "Migrating" }, Retry,
+		"Cluster API's counts":       {func(in *input) { in.fake.machines[0].Authority = "ClusterAPI" }, Approve, 0},
+		"the record is of the other": {func(in *input) { in.fake.records[0].Status.MachineUID = uidB }, Approve, 0},
+		"in the middle of the move": {func(in *input) { in.fake.machines[0].Authority = "Migrating" }, Retry,
 			reason.MachineAmbiguous},
-		"two instances": {func(in *input) { in.world.machines[1].ProviderID += "4" }, Retry, reason.MachineAmbiguous},
+		"two instances": {func(in *input) { in.fake.machines[1].ProviderID += "4" }, Retry, reason.MachineAmbiguous},
 		"no instance": {func(in *input) {
-			in.world.machines[0].ProviderID, in.world.machines[1].ProviderID = "", ""
+			in.fake.machines[0].ProviderID, in.fake.machines[1].ProviderID = "", ""
 		}, Retry, reason.MachineAmbiguous},
 		"two of one API": {func(in *input) {
-			in.world.machines[1].APIVersion = in.world.machines[0].APIVersion
+			in.fake.machines[1].APIVersion = in.fake.machines[0].APIVersion
 		}, Retry, reason.MachineAmbiguous},
-		"the other is being deleted": {func(in *input) { in.world.machines[1].Deleting = true }, Refuse,
+		"the other is being deleted": {func(in *input) { in.fake.machines[1].Deleting = true }, Refuse,
 			reason.MachineDeleting},
-		"the other has joined": {func(in *input) { in.world.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
-		"the other is old, this one a copy": {func(in *input) { in.world.machines[1].Created = now.Add(-72 * time.Hour) },
+		"the other has joined": {func(in *input) { in.fake.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
+		"the other is old, this one a copy": {func(in *input) { in.fake.machines[1].Created = now.Add(-72 * time.Hour) },
 			Refuse, reason.MachineTooOld},
 		"the other has addresses, and the record is of the one that has none": {func(in *input) {
-			in.world.machines[0].Addresses = nil
+			in.fake.machines[0].Addresses = nil
 			in.recordProvider()
 		}, Retry, reason.MachineNotFound},
 		"the other has another name": {func(in *input) {
-			in.world.machines[0].Addresses[0].Address = "worker-00"
+			in.fake.machines[0].Addresses[0].Address = "worker-00"
 			in.recordProvider()
 		}, Refuse, reason.CSROtherMachine},
 	} {
@@ -555,7 +555,7 @@ func TestMirroredMachines(t *testing.T) {
 				in := made()
 				c.change(in)
 				if order != "one way round" {
-					slices.Reverse(in.world.machines)
+					slices.Reverse(in.fake.machines)
 				}
 				want(t, in.decide(), c.outcome, c.code)
 			}
@@ -564,7 +564,7 @@ func TestMirroredMachines(t *testing.T) {
 }
 
 func (in *input) recordProvider() {
-	in.world.records[0].Status.Identity.ProviderID = "aws:///eu-west-1a/i-0123"
+	in.fake.records[0].Status.Identity.ProviderID = "aws:///eu-west-1a/i-0123"
 }
 
 func (in *input) condition(kind certificatesv1.RequestConditionType) {
@@ -575,31 +575,33 @@ func (in *input) condition(kind certificatesv1.RequestConditionType) {
 func (in *input) credential(ids ...string) {
 	in.csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: ids}
 }
-func (in *input) own() *v1alpha1.CredentialStatus { return &in.world.records[0].Status.Credentials[0] }
+func (in *input) own() *v1alpha1.CredentialStatus {
+	return &in.fake.records[0].Status.Credentials[0]
+}
 func (in *input) fails(what string) {
-	in.world.fail = map[string]error{what: errors.New("etcdserver: request timed out")}
+	in.fake.fail = map[string]error{what: errors.New("etcdserver: request timed out")}
 }
 
 func (in *input) madeAfter(d time.Duration) {
-	in.csr.CreationTimestamp = metav1.NewTime(in.world.machines[0].Created.Add(d))
+	in.csr.CreationTimestamp = metav1.NewTime(in.fake.machines[0].Created.Add(d))
 }
 
-// sum is the hash of the request's key.
+// sum returns the hash of the request's key.
 func (in *input) sum() string {
 	in.csr.Spec.Request = requestPEM(&in.template, in.key)
 	return FromCSR(&in.csr).PublicKeySHA256
 }
 
 func (in *input) approved(sum, node string) {
-	s := &in.world.records[0].Status
+	s := &in.fake.records[0].Status
 	s.Phase, s.Certificate = v1alpha1.PhaseJoined, &v1alpha1.CertificateStatus{Node: node, PublicKeySHA256: sum}
-	in.world.pinned = []*Request{{Kind: Client, Decided: true, Approved: true, PublicKeySHA256: sum}}
+	in.fake.pinned = []*Request{{Kind: Client, Decided: true, Approved: true, PublicKeySHA256: sum}}
 }
 
 func uri(s string) []*url.URL { return []*url.URL{must(url.Parse(s))} }
 
-// The page that operators read has a row for each check that csr explain prints.
-func TestThePageNamesEveryCheck(t *testing.T) {
+// The page for administrators has a row for each check that csr explain prints.
+func TestDocs_NameEveryCheck(t *testing.T) {
 	page, err := os.ReadFile("../../docs/approver.md")
 	if err != nil {
 		t.Fatal(err)
@@ -609,12 +611,12 @@ func TestThePageNamesEveryCheck(t *testing.T) {
 	s.template.IPAddresses = nil
 	s.renews(t, nil)
 	s.template.IPAddresses = serving().template.IPAddresses
-	s.world.machines, s.world.egress = nil, &Egress{IPs: []string{"10.0.0.5"}}
+	s.fake.machines, s.fake.egress = nil, &Egress{IPs: []string{"10.0.0.5"}}
 	d := s.decide()
 	want(t, d, Approve, 0)
 	for _, c := range append(client, d.Checks[len(d.Checks)-3:]...) {
 		if c.Name == "signer" {
-			continue // the heading says it
+			continue // it is the heading
 		}
 		if !strings.Contains(string(page), "| "+c.Name+" |") && !strings.Contains(string(page), "| "+c.Name+" * |") {
 			t.Errorf("docs/approver.md has no row for the check %q", c.Name)

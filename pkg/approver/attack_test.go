@@ -21,22 +21,22 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// THREATS T54: whoever has machine A's credential asks for machine B's name.
+// Attack T54: a client with machine A's credential requests machine B's name.
 func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 	want(t, honest().decide(), Approve, 0)
 	for name, change := range map[string]func(*input){
 		"B has not joined": func(*input) {},
 		"B has joined": func(in *input) {
-			in.world.machines[1].NodeRef = "worker-1"
-			in.world.nodes = []string{"worker-1"}
+			in.fake.machines[1].NodeRef = "worker-1"
+			in.fake.nodes = []string{"worker-1"}
 		},
 		"B attested, too": func(in *input) {
-			in.world.records = append(in.world.records, recordOf("worker-1", uidB, "JTI=b"))
+			in.fake.records = append(in.fake.records, recordOf("worker-1", uidB, "JTI=b"))
 		},
 		"approvals are tried again":     func(in *input) { in.approved(strings.Repeat("ab", 32), "worker-0") },
-		"B is of the other Machine API": func(in *input) { in.world.machines[1].APIVersion = "cluster.x-k8s.io/v1beta2" },
+		"B is of the other Machine API": func(in *input) { in.fake.machines[1].APIVersion = "cluster.x-k8s.io/v1beta2" },
 		"another machine is called so, too": func(in *input) {
-			in.world.machines = append(in.world.machines, machineOf("worker-1", "cccccccc-0000-0000-0000-000000000003"))
+			in.fake.machines = append(in.fake.machines, machineOf("worker-1", "cccccccc-0000-0000-0000-000000000003"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,20 +50,20 @@ func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 			}
 		})
 	}
-	// Not a lie as far as is known: another machine may have had the name before.
+	// Not a contradiction: an earlier machine may have had the name.
 	for name, c := range map[string]struct {
 		change func(*input)
 		code   reason.Code
 	}{
-		"A's name is not known yet": {func(in *input) { in.world.machines[0].Addresses = nil }, reason.MachineNotFound},
-		"A is gone":                 {func(in *input) { in.world.machines = in.world.machines[1:] }, reason.MachineNotFound},
+		"A's name is not known yet": {func(in *input) { in.fake.machines[0].Addresses = nil }, reason.MachineNotFound},
+		"A was deleted":             {func(in *input) { in.fake.machines = in.fake.machines[1:] }, reason.MachineNotFound},
 		"A's record names no Machine": {func(in *input) {
-			in.world.records[0].Status.MachineUID = ""
-			in.world.machines[1].UID = ""
+			in.fake.records[0].Status.MachineUID = ""
+			in.fake.machines[1].UID = ""
 		}, reason.MachineNotFound},
 		"A has the name, and was not found by it": {func(in *input) {
-			in.world.gone = []Machine{machineOf("worker-1", uidA)}
-			in.world.machines = in.world.machines[1:]
+			in.fake.gone = []Machine{machineOf("worker-1", uidA)}
+			in.fake.machines = in.fake.machines[1:]
 		}, reason.MachineAmbiguous},
 		"A's Machine cannot be read": {func(in *input) { in.fails("MachineOf") }, reason.StoreUnavailable},
 	} {
@@ -76,11 +76,11 @@ func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 	}
 }
 
-// THREATS T54: the credential that all machines once shared proves nothing.
+// Attack T54: the credential that all machines once shared proves nothing.
 func TestAttack_T54_SharedCredential(t *testing.T) {
 	for name, extra := range map[string]map[string]certificatesv1.ExtraValue{
 		"a token of a Secret, without a name": nil,
-		"a token that nobody's record has":    {extraCredentialID: {"JTI=ffffffff-2222-3333-4444-555555555555"}},
+		"a token that no record has":          {extraCredentialID: {"JTI=ffffffff-2222-3333-4444-555555555555"}},
 		"its own word under another key":      {"example.com/credential-id": {credentialA}},
 		"A's among two":                       {extraCredentialID: {"JTI=x", credentialA}},
 		"an empty one":                        {extraCredentialID: {""}},
@@ -93,20 +93,20 @@ func TestAttack_T54_SharedCredential(t *testing.T) {
 			if d.Proven || d.RecordUID != "" {
 				t.Error("it is put down to a machine that it does not prove")
 			}
-			if slices.Contains(in.world.asked, "MachinesByInternalDNS") || slices.Contains(in.world.asked, "Node") {
+			if slices.Contains(in.fake.asked, "MachinesByInternalDNS") || slices.Contains(in.fake.asked, "Node") {
 				t.Error("the cluster was asked for a request that proves nothing")
 			}
 		})
 	}
-	// A record that could hold the empty id could not be used by it.
+	// A record with an empty ID must not match.
 	in := honest()
 	in.csr.Spec.Extra = nil
 	in.own().ID = ""
 	want(t, in.decide(), Refuse, reason.CSRCredential)
 }
 
-// THREATS T54: more than a kubelet's client certificate, by the machine itself.
-func TestAttack_T54_MoreThanAKubeletAsksFor(t *testing.T) {
+// Attack T54: the machine itself requests more than a kubelet's client certificate.
+func TestAttack_T54_MoreThanAKubeletRequests(t *testing.T) {
 	for name, change := range map[string]func(*input){
 		"a usage more": func(in *input) {
 			in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageServerAuth)
@@ -145,7 +145,7 @@ func TestAttack_T54_MoreThanAKubeletAsksFor(t *testing.T) {
 			in := honest()
 			change(in)
 			want(t, in.decide(), Deny, reason.CSRContent)
-			// Without a record it is left to a human, as it may be anyone's.
+			// Without a record it is left to an administrator, because its maker is unknown.
 			in = stockClient()
 			change(in)
 			want(t, in.decide(), Refuse, reason.CSRContent)
@@ -153,7 +153,7 @@ func TestAttack_T54_MoreThanAKubeletAsksFor(t *testing.T) {
 	}
 }
 
-// THREATS T54, for serving certificates: what the stock approver lets through.
+// Attack T54, for serving certificates: what the stock approver does not detect.
 func TestAttack_T54_MoreThanAServingCertificate(t *testing.T) {
 	for name, change := range map[string]func(*input){
 		"a client's usage in place of key encipherment": func(in *input) {
@@ -169,7 +169,7 @@ func TestAttack_T54_MoreThanAServingCertificate(t *testing.T) {
 		"an attribute more": func(in *input) { in.template.Subject.OrganizationalUnit = []string{"x"} },
 		"a URI that the old one had": func(in *input) {
 			in.template.URIs = uri("https://api.example.com/")
-			in.world.presented = present(t, in.template, func(c *x509.Certificate) { c.URIs = uri("https://api.example.com/") })
+			in.fake.presented = present(t, in.template, func(c *x509.Certificate) { c.URIs = uri("https://api.example.com/") })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -183,22 +183,21 @@ func TestAttack_T54_MoreThanAServingCertificate(t *testing.T) {
 	}
 }
 
-// THREATS T54: duplicates of a name, in either order (the stock approver takes the
-// first).
+// Attack T54: duplicates of a name, in either order. The stock approver uses the first.
 func TestAttack_T54_TwoMachinesOfOneName(t *testing.T) {
 	for _, reverse := range []bool{false, true} {
 		in := stockClient()
-		in.world.machines = []Machine{machineOf("worker-0", uidA), machineOf("worker-0", uidB)}
-		in.world.machines[0].NodeRef = "worker-0"
+		in.fake.machines = []Machine{machineOf("worker-0", uidA), machineOf("worker-0", uidB)}
+		in.fake.machines[0].NodeRef = "worker-0"
 		if reverse {
-			slices.Reverse(in.world.machines)
+			slices.Reverse(in.fake.machines)
 		}
 		want(t, in.decide(), Retry, reason.MachineAmbiguous)
 	}
 }
 
-// THREATS T54: a second key under a credential that was used, and the credential of a
-// machine that was stopped.
+// Attack T54: a second key with a used credential, and the credential of a quarantined
+// machine.
 func TestAttack_T54_SecondKeyAndQuarantine(t *testing.T) {
 	in := honest()
 	in.approved(in.sum(), "worker-0")
@@ -206,16 +205,16 @@ func TestAttack_T54_SecondKeyAndQuarantine(t *testing.T) {
 	want(t, in.decide(), Refuse, reason.CSRKeyChanged)
 
 	in = honest()
-	in.world.records[0].Spec.Quarantined = true
+	in.fake.records[0].Spec.Quarantined = true
 	want(t, in.decide(), Retry, reason.Quarantined)
-	// The quarantine took the credential off the record.
+	// The quarantine removed the credential from the record.
 	in = honest()
-	in.world.records[0].Status.Credentials = nil
+	in.fake.records[0].Status.Credentials = nil
 	want(t, in.decide(), Refuse, reason.CSRCredential)
 }
 
-// THREATS T54: a flood of requests stops whoever makes it, and nobody else.
-// What an administrator wrote counts before it is on the record, for both certificates.
+// Attack T54: a flood of requests affects only its maker. A quarantine counts before it is
+// on the record, for both certificates.
 func TestAttack_T67_AQuarantineThatIsNotOnTheRecord(t *testing.T) {
 	const instance = "aws:///eu-1/i-0123"
 	ek := strings.Repeat("ab", 32)
@@ -254,23 +253,23 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecord(t *testing.T) {
 		for kind, made := range map[string]func() *input{"client": honest, "serving": func() *input {
 			in := serving()
 			in.config.Attestation = true
-			in.world.records = honest().world.records
+			in.fake.records = honest().fake.records
 			return in
 		}} {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				in := made()
-				in.world.machines[0].ProviderID = instance
-				in.world.records[0].Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
+				in.fake.machines[0].ProviderID = instance
+				in.fake.records[0].Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
 				e := v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: "openshift-machine-api", Name: "stop"}}
 				e.Spec.Quarantined = true
 				c.change(&e)
-				in.world.quarantines = []v1alpha1.MachineAttestation{e}
+				in.fake.quarantines = []v1alpha1.MachineAttestation{e}
 				if !c.stops {
 					want(t, in.decide(), Approve, 0)
 					return
 				}
 				want(t, in.decide(), Retry, reason.Quarantined)
-				in.world.quarantines = nil
+				in.fake.quarantines = nil
 				in.fails("Quarantines")
 				want(t, in.decide(), Retry, reason.StoreUnavailable)
 			})
@@ -281,22 +280,22 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecord(t *testing.T) {
 func TestAttack_T54_Flood(t *testing.T) {
 	flood := Load{Machines: 2, Nodes: 1, Pending: 100_000, Own: 100_000}
 	in := honest()
-	in.world.load = flood
+	in.fake.load = flood
 	want(t, in.decide(), Retry, reason.CSRLimit)
 	in = honest()
-	in.world.load = Load{Machines: 2, Nodes: 1, Pending: 100_000, Own: 1}
+	in.fake.load = Load{Machines: 2, Nodes: 1, Pending: 100_000, Own: 1}
 	want(t, in.decide(), Approve, 0)
-	// What proves nothing is refused before it is counted.
+	// A request without proof is refused before it is counted.
 	in = honest()
-	in.csr.Spec.Extra, in.world.load = nil, flood
+	in.csr.Spec.Extra, in.fake.load = nil, flood
 	want(t, in.decide(), Refuse, reason.CSRCredential)
-	if len(in.world.asked) > 0 {
-		t.Errorf("asked for %v", in.world.asked)
+	if len(in.fake.asked) > 0 {
+		t.Errorf("asked for %v", in.fake.asked)
 	}
 }
 
-// Requests that no kubelet makes are refused for what they are, cheaply: the world is
-// not asked, and no more is allocated than a few times what was sent.
+// Requests that no kubelet makes are refused at low cost: without a call to the cluster, and
+// with allocations of at most a few times their size.
 func TestAttack_T54_BrokenRequests(t *testing.T) {
 	valid := requestPEM(&honest().template, ecKey())
 	many := honest().template
@@ -335,8 +334,8 @@ func TestAttack_T54_BrokenRequests(t *testing.T) {
 			}
 			d := in.decide()
 			want(t, d, Refuse, reason.CSRMalformed)
-			if len(in.world.asked) > 0 || d.Proven {
-				t.Errorf("asked for %v", in.world.asked)
+			if len(in.fake.asked) > 0 || d.Proven {
+				t.Errorf("asked for %v", in.fake.asked)
 			}
 			if per := testing.AllocsPerRun(5, func() { FromCSR(&in.csr) }); len(raw) > MaxRequest && per > 20 {
 				t.Errorf("%v allocations for what is too large", per)
@@ -364,7 +363,7 @@ func ed25519Key() crypto.Signer { return ed25519.NewKeyFromSeed(make([]byte, ed2
 //go:embed testdata/*.csr
 var requests embed.FS
 
-// testdata is a request that "openssl req -new -newkey rsa:BITS" made.
+// testdata returns a request by "openssl req -new -newkey rsa:BITS".
 func testdata(t *testing.T, name string) []byte {
 	t.Helper()
 	raw, err := requests.ReadFile("testdata/" + name)

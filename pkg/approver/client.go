@@ -13,45 +13,44 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
-// clockSkew is by how much the clocks that write creation times may differ.
+// clockSkew is the tolerated difference between the clocks that write creation times.
 const clockSkew = 10 * time.Second
 
-// client checks a request for a client certificate. Those marked * are made with
-// attestation alone; those marked + are what a request that proves whose it is
-// (Proven) is denied for.
+// client checks a request for a client certificate. Checks marked * are made only with
+// attestation. If a check marked + fails, the request is denied if it is Proven.
 //
-//   - credential*: a record has the request's credential, which has not ended
+//   - credential*: a record has the request's credential, which has not expired
 //     (CSRCredential)
-//   - limit: not too many of the same machine wait, or without attestation of all
-//     (CSRLimit)
-//   - quarantine*: no administrator stopped the machine (Quarantined)
+//   - limit: not too many requests of the same machine are pending, or of all machines
+//     without attestation (CSRLimit)
+//   - quarantine*: the machine's record is not quarantined (Quarantined)
 //   - groups: exactly those of the node bootstrapper (CSRRequester)
-//   - content+: O is system:nodes alone, CN a node's, no other names, the usages a
-//     client's (CSRContent)
-//   - switch: the approval of client certificates is not switched off (CSRDisabled)
-//   - owner*+: the name is that of the machine whose credential made the request
-//     (CSROtherMachine). While the machine that received it has no name yet, this is
-//     not known (MachineNotFound): one that is gone may have had the name before
+//   - content+: O is only system:nodes, CN is a node's, there are no other names, and
+//     the usages are those of a client (CSRContent)
+//   - switch: the approval of client certificates is not disabled (CSRDisabled)
+//   - owner*+: the machine whose credential made the request has the name
+//     (CSROtherMachine). Until that machine has a name, this is unknown
+//     (MachineNotFound), because a deleted Machine may have had the same name
 //   - node: no Node has the name (CSRNodeExists)
-//   - machine: exactly one Machine has the name as an InternalDNS address, or one
-//     stand-in is called so (MachineNotFound, MachineAmbiguous)
-//   - joined: the Machine has no Node yet (MachineJoined), and is not being deleted*
+//   - machine: exactly one Machine has the name as InternalDNS address, or one stand-in
+//     has the name (MachineNotFound, MachineAmbiguous)
+//   - joined: the Machine has no Node (MachineJoined), and is not being deleted*
 //     (MachineDeleting)
 //   - age: the request was made from 10 seconds before the Machine's creation to
-//     MaxMachineAge after it, both excluded (MachineTooOld)
-//   - newest*: the machine has not asked again since with another key: a kubelet that
-//     did has thrown this one away (CSRLimit)
-//   - key*: the record takes the certificate: no other key, no other name was approved
-//     or attested before (CSRKeyChanged, MachineJoined). A key on the record counts as
-//     approved, unless no request with it was; with no Node either, it is replaced.
-//     A client of the API that may write records can clear that key. So no request for
-//     the name with another key may have been approved since the Machine was created,
-//     or with one other key while the spec of the record grants another attestation
-//   - enrollments*: no other object quarantines the machine (Quarantined). A quarantine
-//     reaches the record a moment after an administrator wrote it
+//     MaxMachineAge after it, both exclusive (MachineTooOld)
+//   - newest*: the machine made no later request with another key, since a kubelet that
+//     does has discarded the earlier key (CSRLimit)
+//   - key*: the record accepts the certificate: no other key and no other name was
+//     approved or attested (CSRKeyChanged, MachineJoined). A key on the record counts as
+//     approved, unless no request with it was approved. If there is also no Node, it is
+//     replaced. Because a client that may write records can clear that key, no request
+//     for the name with another key may have been approved since the Machine's creation,
+//     except one other key while the record's spec grants another attestation
+//   - enrollments*: no enrollment quarantines the machine (Quarantined). A quarantine
+//     reaches the record some time after an administrator wrote it
 //
-// A stand-in has no age: it is made long before its machine is. What bounds the time
-// is the life of the credential.
+// A stand-in has no age, because it is created long before its machine. The lifetime of
+// the credential limits the time instead.
 func (x *run) client() error {
 	for _, step := range []func() error{
 		x.credential, x.limit, x.quarantine, x.groups, x.clientContent, x.disabled, x.machine, x.newest, x.key, x.enrollments,
@@ -71,38 +70,39 @@ func (x *run) credential() error {
 	}
 	id := x.r.CredentialID
 	if id == "" {
-		return x.check(name, reason.Deny(reason.CSRCredential, "the API server names no credential of the request"), "")
+		return x.check(name, reason.Deny(reason.CSRCredential, "the API server recorded no credential for the request"), "")
 	}
 	rec, err := x.w.RecordByCredential(x.ctx, id)
 	switch {
 	case err != nil:
-		return x.check(name, unread(err, "reading the record of the credential"), "")
+		return x.check(name, unread(err, "read the record of the credential"), "")
 	case rec == nil:
 		return x.check(name, reason.Deny(reason.CSRCredential, "no record has the credential %.253q", id), "")
 	}
 	own, live := record.Credential(rec, id, x.now)
 	if !live {
-		return x.check(name, reason.Deny(reason.CSRCredential, "%s", over(rec, id)), "")
+		return x.check(name, reason.Deny(reason.CSRCredential, "%s", expired(rec, id)), "")
 	}
 	x.record, x.RecordUID, x.Proven = rec, rec.Status.MachineUID, true
-	return x.check(name, nil, "%s, made for %s, lasts until %s", id, ofRecord(rec), own.Expiry.UTC().Format(time.RFC3339))
+	return x.check(name, nil, "%s, made for %s, valid until %s", id, ofRecord(rec), own.Expiry.UTC().Format(time.RFC3339))
 }
 
-// over says why a credential of a record counts no more.
-func over(rec *v1alpha1.MachineAttestation, id string) string {
+// expired describes why a credential of a record is no longer valid.
+func expired(rec *v1alpha1.MachineAttestation, id string) string {
 	for _, c := range rec.Status.Credentials {
 		if c.ID == id {
 			if c.Revoked {
 				return fmt.Sprintf("the credential %.253q of %s was revoked", id, ofRecord(rec))
 			}
-			return fmt.Sprintf("the credential %.253q of %s ended at %s", id, ofRecord(rec), c.Expiry.UTC().Format(time.RFC3339))
+			return fmt.Sprintf("the credential %.253q of %s expired at %s", id, ofRecord(rec),
+				c.Expiry.UTC().Format(time.RFC3339))
 		}
 	}
-	return fmt.Sprintf("the record of %s does not have the credential %.253q any more", ofRecord(rec), id)
+	return fmt.Sprintf("the record of %s no longer has the credential %.253q", ofRecord(rec), id)
 }
 
-// ofRecord names the Machine of a record as an administrator does: a record's own
-// name is a UID.
+// ofRecord returns the name of a record's Machine as administrators know it. The
+// record's own name is a UID.
 func ofRecord(rec *v1alpha1.MachineAttestation) string {
 	if ref := rec.Spec.MachineRef; ref != nil {
 		return cmp.Or(ref.Namespace, rec.Namespace) + "/" + ref.Name
@@ -121,8 +121,8 @@ func (x *run) quarantine() error {
 	return x.check("quarantine", err, "no")
 }
 
-// enrollments reads what quarantines a machine now. It is the last check: it reads
-// more than all the others together.
+// enrollments checks for quarantines that are not on a record yet. It is the last check,
+// because it reads more than all others together.
 func (x *run) enrollments() error {
 	if !x.c.Attestation {
 		return nil
@@ -134,7 +134,7 @@ func (x *run) enrollments() error {
 	return x.stoppedBy(machines, x.record)
 }
 
-// stoppedBy denies what belongs to a machine that an enrollment quarantines.
+// stoppedBy denies the request if an enrollment quarantines one of the machines.
 func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestation) error {
 	const name = "enrollments"
 	var namespaces []string
@@ -148,7 +148,7 @@ func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestat
 	}
 	all, err := x.w.Quarantines(x.ctx, namespaces)
 	if err != nil {
-		return x.check(name, unread(err, "reading the MachineAttestations"), "")
+		return x.check(name, unread(err, "read the MachineAttestations"), "")
 	}
 	for i := range all {
 		if stops(&all[i], machines, records) {
@@ -156,12 +156,12 @@ func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestat
 				"")
 		}
 	}
-	return x.check(name, nil, "none quarantines the machine")
+	return x.check(name, nil, "no enrollment quarantines the machine")
 }
 
-// stops reports whether an enrollment quarantines a machine: it names one of its
-// objects, is one of them, or names its TPM or its instance. The API of a machineRef is
-// not compared: one machine may be an object of both APIs.
+// stops reports whether an enrollment quarantines one of the machines: it refers to one
+// of the objects, is one of them, or has the machine's EK or instance. The API of a
+// machineRef is ignored, because one machine may have an object in both APIs.
 func stops(e *v1alpha1.MachineAttestation, machines []Machine, records []*v1alpha1.MachineAttestation) bool {
 	if !e.Spec.Quarantined {
 		return false
@@ -207,7 +207,7 @@ func (x *run) groups() error {
 	return x.check("groups", err, "%s", strings.Join(want, ", "))
 }
 
-// sorted is a set: what is there twice is there once.
+// sorted returns the set of the strings, sorted.
 func sorted(s []string) []string { return slices.Compact(slices.Sorted(slices.Values(s))) }
 
 func (x *run) clientContent() error {
@@ -216,7 +216,7 @@ func (x *run) clientContent() error {
 		err = x.usages(clientUsages)
 	}
 	if csr := x.r.CSR; err == nil && len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
-		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q); a client certificate has none",
+		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q), but a client certificate has none",
 			sans(csr.DNSNames, csr.IPAddresses))
 	}
 	x.contradicts = err != nil && x.Proven
@@ -226,20 +226,20 @@ func (x *run) clientContent() error {
 func (x *run) disabled() error {
 	off, err := x.w.Disabled(x.ctx)
 	if err != nil {
-		err = unread(err, "reading the approver's switch")
+		err = unread(err, "read the approver's switch")
 	} else if off {
 		err = reason.Deny(reason.CSRDisabled, "nodeClientCert.disabled is set")
 	}
 	return x.check("switch", err, "on")
 }
 
-// machine is owner, node, machine, joined and age.
+// machine makes the checks owner, node, machine, joined and age.
 func (x *run) machine() error {
 	found, err := x.w.MachinesByInternalDNS(x.ctx, x.Node)
 	if err != nil {
-		return x.check("machine", unread(err, "reading the Machines with the name %.253q", x.Node), "")
+		return x.check("machine", unread(err, "read the Machines with the name %.253q", x.Node), "")
 	}
-	// What leads to them may be older than they are.
+	// The index that found them may be stale.
 	found = slices.DeleteFunc(slices.Clone(found), func(m Machine) bool { return !m.named(x.Node) })
 	x.found = found
 	if err := x.owner(found); err != nil {
@@ -247,11 +247,11 @@ func (x *run) machine() error {
 	}
 	exists, err := x.w.Node(x.ctx, x.Node)
 	if err != nil {
-		err = unread(err, "reading Node %.253q", x.Node)
+		err = unread(err, "read Node %.253q", x.Node)
 	} else if exists {
 		err = reason.Deny(reason.CSRNodeExists, "%s", x.Node)
 	}
-	if err := x.check("node", err, "there is no Node %s yet", x.Node); err != nil {
+	if err := x.check("node", err, "no Node %s exists", x.Node); err != nil {
 		return err
 	}
 	m, err := one(found)
@@ -265,18 +265,18 @@ func (x *run) machine() error {
 	}
 	switch {
 	case m.NodeRef != "":
-		err = reason.Deny(reason.MachineJoined, "%s %s is Node %.253q", m.Kind, m, m.NodeRef)
+		err = reason.Deny(reason.MachineJoined, "%s %s is already Node %.253q", m.Kind, m, m.NodeRef)
 	case m.Deleting && x.c.Attestation:
 		err = reason.Deny(reason.MachineDeleting, "%s %s", m.Kind, m)
 	}
-	if err := x.check("joined", err, "%s has no Node yet", m); err != nil {
+	if err := x.check("joined", err, "%s has no Node", m); err != nil {
 		return err
 	}
 	return x.age(m)
 }
 
-// owner is whether the name in the request is that of the machine which received
-// the credential.
+// owner checks that the machine that received the credential has the name in the
+// request.
 func (x *run) owner(found []Machine) error {
 	if !x.c.Attestation || len(found) == 0 {
 		return nil
@@ -291,25 +291,26 @@ func (x *run) owner(found []Machine) error {
 	own, err := x.w.MachineOf(x.ctx, x.record)
 	switch {
 	case err != nil:
-		err = unread(err, "reading the Machine of %s/%s", x.record.Namespace, x.record.Name)
+		err = unread(err, "read the Machine of %s/%s", x.record.Namespace, x.record.Name)
 	case own == nil:
-		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s; the Machine of %s/%s is not there", other.Kind,
-			other, x.record.Namespace, x.record.Name)
+		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s, and the Machine of %s/%s does not exist",
+			other.Kind, other, x.record.Namespace, x.record.Name)
 	case own.named(x.Node):
-		err = reason.Deny(reason.MachineAmbiguous, "the name is that of %s %s and of %s %s", other.Kind, other, own.Kind, own)
+		err = reason.Deny(reason.MachineAmbiguous, "the name is that of both %s %s and %s %s", other.Kind, other,
+			own.Kind, own)
 	case !own.hasInternalDNS():
 		err = reason.Deny(reason.MachineNotFound,
-			"the name is that of %s %s; %s %s, which the credential was made for, has no InternalDNS address yet", other.Kind,
+			"the name is that of %s %s, but the credential is that of %s %s, which has no InternalDNS address yet", other.Kind,
 			other, own.Kind, own)
 	}
 	if err != nil {
 		return x.check("owner", err, "")
 	}
 	recorded := machine.NormalProviderID(x.record.Status.Identity.ProviderID)
-	// An instance has two Machines while it moves to Cluster API: not a lie.
+	// While an instance migrates to Cluster API it has two Machines, and the request may be legitimate.
 	x.contradicts = recorded == "" || recorded != machine.NormalProviderID(other.ProviderID)
 	return x.check("owner", reason.Deny(reason.CSROtherMachine,
-		"the name is that of %s %s, the credential was made for %s", other.Kind, other, ofRecord(x.record)), "")
+		"the name is that of %s %s, but the credential was made for %s", other.Kind, other, ofRecord(x.record)), "")
 }
 
 func (x *run) age(m *Machine) error {
@@ -320,15 +321,15 @@ func (x *run) age(m *Machine) error {
 	after := x.r.Created.Sub(m.Created)
 	var err error
 	if after <= -clockSkew || after >= x.c.MaxMachineAge {
-		err = reason.Deny(reason.MachineTooOld, "the request was made %v after %s %s was; from -%v to %v is allowed",
+		err = reason.Deny(reason.MachineTooOld, "the request was made %v after %s %s was created; allowed is -%v to %v",
 			after.Round(time.Second), m.Kind, m, clockSkew, x.c.MaxMachineAge)
 	}
-	return x.check("age", err, "the request was made %v after the Machine", after.Round(time.Second))
+	return x.check("age", err, "the request was made %v after the Machine was created", after.Round(time.Second))
 }
 
-// newest is whether the machine waits for this request. A kubelet that asks again
-// does so with a key of its own that it has just made, and nobody has the one before:
-// that must not become the only key which the record takes.
+// newest checks that the machine still waits for this request. A kubelet that makes a
+// new request creates a new key and discards the old one. The record must not pin a
+// discarded key.
 func (x *run) newest() error {
 	const name = "newest"
 	if !x.c.Attestation {
@@ -336,7 +337,7 @@ func (x *run) newest() error {
 	}
 	newer, err := x.w.Newer(x.ctx, x.r, x.record)
 	if err != nil {
-		return x.check(name, unread(err, "reading the newer requests of the machine"), "")
+		return x.check(name, unread(err, "read the newer requests of the machine"), "")
 	}
 	for _, n := range newer {
 		if !x.mayReplace(n) {
@@ -348,18 +349,18 @@ func (x *run) newest() error {
 				return x.check(name, err, "")
 			}
 			if approved {
-				break // and it is the newer one that has no prospects
+				break // the newer request cannot be approved
 			}
 		}
 		return x.check(name, reason.Deny(reason.CSRLimit,
-			"superseded: the machine has asked again since, with another key (%.253s); this one waits until that is decided",
+			"superseded by a newer request of the machine, with another key (%.253s), which must be decided first",
 			n.Name), "")
 	}
-	return x.check(name, nil, "the machine has not asked again since with another key")
+	return x.check(name, nil, "the machine made no newer request with another key")
 }
 
-// mayReplace is whether another request could be the machine's first in place of
-// this one: what would be refused for its own content stands in nobody's way.
+// mayReplace reports whether another request could be approved as the machine's first
+// in place of this one. A request with content that would be refused does not count.
 func (x *run) mayReplace(n *Request) bool {
 	if n.Kind != Client || n.Decided || n.CSR == nil || n.Node() != x.Node || n.PublicKeySHA256 == x.PublicKeySHA256 {
 		return false
@@ -373,16 +374,16 @@ func (x *run) mayReplace(n *Request) bool {
 	return live && ours && its.groups() == nil && its.clientContent() == nil
 }
 
-// pinned is whether a request with the key on the record was approved.
+// pinned reports whether a request with the key on the record was approved.
 func (x *run) pinned() (bool, error) {
 	all, err := x.w.Pinned(x.ctx, x.record)
 	if err != nil {
-		return false, unread(err, "looking for the request that was approved before")
+		return false, unread(err, "find the request that was approved before")
 	}
 	return slices.ContainsFunc(all, func(r *Request) bool { return r.Approved }), nil
 }
 
-// key asks the record itself, which is asked again when the approval is written.
+// key checks that the record accepts the key. The check is repeated when the approval is recorded.
 func (x *run) key() error {
 	if !x.c.Attestation {
 		return nil
@@ -394,19 +395,19 @@ func (x *run) key() error {
 	case s.Certificate != nil && s.Certificate.PublicKeySHA256 != c.PublicKeySHA256:
 		was := s.Certificate.PublicKeySHA256
 		if _, may := record.Reapprove(x.record, was, c, x.now); may != nil {
-			break // it would not even if that one had never been approved
+			break // denied also if that key was never approved
 		}
 		approved, unread := x.pinned()
 		if unread != nil {
 			err = unread
 		} else if !approved {
 			err, x.Replaces = nil, was
-			how = fmt.Sprintf("in place of %s, whose request %.253s nobody approved", was, s.Certificate.Request)
+			how = fmt.Sprintf("in place of %s, whose request %.253s was not approved", was, s.Certificate.Request)
 		}
 	case s.Certificate != nil:
-		how = "approved before"
+		how = "already approved"
 	case s.CSRKeySHA256 != "":
-		how = "the one that was attested"
+		how = "the attested one"
 	}
 	if err == nil {
 		err = x.issued()

@@ -16,16 +16,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Decide decides a request. It checks, in this order,
+// Decide decides a request. First it checks
 //
-//   - signer: one of the kubelet's two, and nobody decided yet (else Ignore)
-//   - requester: the node bootstrapper for a client certificate, a node for a
-//     serving certificate (else Ignore)
+//   - signer: one of the kubelet's two signers, and the request is undecided (else Ignore)
+//   - requester: the node bootstrapper for a client certificate, a node for a serving
+//     certificate (else Ignore)
 //   - request: it parses, and is not larger than a kubelet's (CSRMalformed)
 //
-// and then what [run.client] or [run.serving] list. The first check that fails
-// decides: with a final reason to Refuse, with a temporary one to Retry.
-func Decide(ctx context.Context, r *Request, w World, c Config, now time.Time) *Decision {
+// and then what [run.client] or [run.serving] list. If a check fails with a final
+// reason, the outcome is Refuse; with a temporary reason it is Retry.
+func Decide(ctx context.Context, r *Request, w Cluster, c Config, now time.Time) *Decision {
 	c = c.withDefaults()
 	d := &Decision{Kind: r.Kind, Node: r.Node(), CredentialID: r.CredentialID, PublicKeySHA256: r.PublicKeySHA256}
 	x := &run{Decision: d, ctx: ctx, r: r, w: w, c: c, now: now}
@@ -57,32 +57,32 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// run is one decision while it is made.
+// run is the state of one decision.
 type run struct {
 	*Decision
 	ctx context.Context
 	r   *Request
-	w   World
+	w   Cluster
 	c   Config
 	now time.Time
-	// record that has the request's credential; nil while none was found.
+	// record has the request's credential; nil until it is found.
 	record *v1alpha1.MachineAttestation
-	// found are the Machines with the node's name, and records what was recorded of the
-	// machines of a serving certificate's node.
+	// found are the Machines with the node's name. records are the records of the machines
+	// of a serving certificate's node.
 	found   []Machine
 	records []*v1alpha1.MachineAttestation
-	// contradicts: the request contradicts the record whose credential made it.
+	// contradicts reports that the request contradicts the record whose credential made it.
 	contradicts bool
 }
 
-// notOurs is why a request is ignored.
+// notOurs is the reason to ignore a request.
 type notOurs struct{ why string }
 
 func (e *notOurs) Error() string { return e.why }
 
 func ignore(format string, a ...any) error { return &notOurs{fmt.Sprintf(format, a...)} }
 
-// check notes one line. With an error the check failed, and the error is returned.
+// check adds a check. If err is not nil, the check failed, and check returns err.
 func (x *run) check(name string, err error, format string, a ...any) error {
 	if err == nil {
 		x.Checks = append(x.Checks, Check{name, Passed, fmt.Sprintf(format, a...)})
@@ -96,7 +96,7 @@ func (x *run) skip(name, format string, a ...any) {
 	x.Checks = append(x.Checks, Check{name, Skipped, fmt.Sprintf(format, a...)})
 }
 
-// detail is an error for one line: of a denial, what its code does not say.
+// detail returns the text of an error for one line, without the code of a denial.
 func detail(err error) string {
 	var d *reason.Denial
 	if !errors.As(err, &d) {
@@ -105,7 +105,7 @@ func detail(err error) string {
 	return strings.TrimPrefix(d.Error(), d.Code.String()+": ")
 }
 
-// unread is the answer while the world does not answer.
+// unread returns the denial if the cluster cannot be read.
 func unread(err error, format string, a ...any) error {
 	return reason.Wrap(reason.StoreUnavailable, err, format, a...)
 }
@@ -115,9 +115,9 @@ func (x *run) decide() error {
 	var err error
 	switch {
 	case r.Kind == "":
-		err = ignore("%.80q is not a signer of the kubelet's", r.Signer)
+		err = ignore("%.80q is not one of the kubelet's signers", r.Signer)
 	case r.Decided:
-		err = ignore("it was approved or denied, or has failed")
+		err = ignore("the request is already approved, denied or failed")
 	}
 	if err := x.check("signer", err, "%s", r.Signer); err != nil {
 		return err
@@ -147,34 +147,34 @@ func (x *run) decide() error {
 	return x.serving()
 }
 
-// limit bounds what waits. With attestation each machine, and each node, has a
-// limit of its own, so that nobody can stop anyone else; without there is the stock
-// approver's limit for all together.
+// limit limits the number of pending requests. With attestation each machine and each
+// node has its own limit, so that none can block another. Without attestation, all share
+// the stock approver's limit.
 func (x *run) limit() error {
 	l, err := x.w.Load(x.ctx, x.r, x.record)
 	if err != nil {
-		return x.check("limit", unread(err, "counting what waits"), "")
+		return x.check("limit", unread(err, "count the pending requests"), "")
 	}
 	n, most, whose := l.Pending, l.Limit(), "all machines"
 	if x.c.Attestation {
 		n, most, whose = l.Own, x.c.PendingPerMachine, "this machine"
 	}
 	if n > most {
-		err = reason.Deny(reason.CSRLimit, "%d requests of %s wait since less than %v, at most %d may", n, whose,
+		err = reason.Deny(reason.CSRLimit, "%d requests of %s are pending since less than %v; at most %d may be", n, whose,
 			Window, most)
 	}
-	return x.check("limit", err, "%d of at most %d requests of %s wait", n, most, whose)
+	return x.check("limit", err, "%d of at most %d requests of %s are pending", n, most, whose)
 }
 
-// Usages of the two certificates; key encipherment is for RSA keys, and kubelets
-// ask for it with others, too.
+// Usages of the two certificates. Key encipherment is for RSA keys, but kubelets also
+// request it for other keys.
 var (
 	clientUsages  = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
 	servingUsages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
 )
 
-// usages compares the usages asked for with those that belong there: these, with or
-// without key encipherment, each once.
+// usages checks that the usages are exactly those in want, with or without key
+// encipherment.
 func (x *run) usages(want []certificatesv1.KeyUsage) error {
 	got := slices.Sorted(slices.Values(x.r.Usages))
 	for _, w := range [][]certificatesv1.KeyUsage{want,
@@ -183,25 +183,26 @@ func (x *run) usages(want []certificatesv1.KeyUsage) error {
 			return nil
 		}
 	}
-	return reason.Deny(reason.CSRContent, "the usages are %.20q; they must be %q, and may be key encipherment", got, want)
+	return reason.Deny(reason.CSRContent, "the usages are %.20q; they must be %q, optionally with key encipherment", got,
+		want)
 }
 
-// subject is what both certificates have in common: O is system:nodes, CN a node's
-// name, and there is nothing else. A name that no Node can have would pass the check
-// that there is no such Node.
+// subject checks what both certificates have in common: O is system:nodes, CN is a
+// node's name, and there are no other attributes. A name that no Node can have would
+// pass the check that there is no such Node.
 func (x *run) subject() error {
 	s := x.r.CSR.Subject
 	switch {
 	case !slices.Equal(s.Organization, []string{nodesGroup}):
-		return reason.Deny(reason.CSRContent, "the organisations are %.10q; %s alone belongs there", s.Organization,
+		return reason.Deny(reason.CSRContent, "the organizations are %.10q; only %s is allowed", s.Organization,
 			nodesGroup)
 	case len(validation.IsDNS1123Subdomain(x.Node)) > 0:
-		return reason.Deny(reason.CSRContent, "the common name is %.253q; it must be %s and the name of a Node", s.CommonName,
-			nodePrefix)
+		return reason.Deny(reason.CSRContent, "the common name is %.253q; it must be %s followed by the name of a Node",
+			s.CommonName, nodePrefix)
 	case len(s.Names) != 2:
-		return reason.Deny(reason.CSRContent, "the subject has %d attributes; O and CN alone belong there", len(s.Names))
+		return reason.Deny(reason.CSRContent, "the subject has %d attributes; only O and CN are allowed", len(s.Names))
 	case len(x.r.CSR.EmailAddresses) > 0 || len(x.r.CSR.URIs) > 0:
-		return reason.Deny(reason.CSRContent, "the request has email addresses or URIs among its names; neither is a node's")
+		return reason.Deny(reason.CSRContent, "the request has email addresses or URIs, which a node does not have")
 	}
 	return nil
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/soak"
 )
 
-// stockApproves is the cluster-machine-approver's decision as its rules are written
-// down, gaps and all, apart from our own code: the flow by what the request asks for,
-// the first Machine of a name, usages by their number.
+// stockApproves implements the cluster-machine-approver's rules, with their gaps,
+// independently of this package: the flow by the content of the request, the first Machine
+// of a name, usages by their number.
 func stockApproves(in *input, csr *x509.CertificateRequest) bool {
-	s, w := in.csr.Spec, in.world
+	s, w := in.csr.Spec, in.fake
 	if w.load.Pending+stockPending(in.others) > max(w.load.Machines, w.load.Nodes)+100 {
 		return false
 	}
@@ -118,7 +118,7 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 	return false
 }
 
-// stockPending is the stock approver's count of what waits.
+// stockPending is the stock approver's count of pending requests.
 func stockPending(all []certificatesv1.CertificateSigningRequest) (n int) {
 	within := func(at metav1.Time, before time.Duration) bool {
 		return at.After(now.Add(-before)) && at.Time.Before(now.Add(10*time.Second))
@@ -146,7 +146,7 @@ func stockPending(all []certificatesv1.CertificateSigningRequest) (n int) {
 	return n
 }
 
-// crowd are 101 other requests, which are one too many where they count.
+// crowd are 101 other requests, one more than the limit if they count.
 func crowd(signer, user string, groups []string, age time.Duration,
 	conditions ...certificatesv1.CertificateSigningRequestCondition) func(*input) {
 	csr := certificatesv1.CertificateSigningRequest{
@@ -165,11 +165,11 @@ func decidedAgo(kind certificatesv1.RequestConditionType, message string,
 		LastTransitionTime: metav1.NewTime(now.Add(-ago))}
 }
 
-// tightened are the gaps of the stock approver that are closed here, with or without
+// tightened are the gaps of the stock approver that this package closes, with and without
 // attestation; docs/approver.md lists them.
 func tightened(in *input, csr *x509.CertificateRequest) bool {
 	duplicates, refs := 0, 0
-	for _, m := range in.world.machines {
+	for _, m := range in.fake.machines {
 		if m.named(strings.ToLower(strings.TrimPrefix(csr.Subject.CommonName, "system:node:"))) {
 			duplicates++
 		}
@@ -193,51 +193,51 @@ func usageNames(in *input) (all []string) {
 	return all
 }
 
-// D18 beyond the 48 cases: in many worlds, with up to four things changed in
-// each, nothing is approved here that the stock approver would not approve, with or
-// without attestation; and without it everything else is, but for the closed gaps.
-func TestNeverLaxerThanTheStockApprover(t *testing.T) {
+// Status row D18, in addition to the 48 cases. In many clusters, with up to four changes in
+// each, this package never approves what the stock approver would not approve. Without
+// attestation it approves everything else, except for the closed gaps.
+func TestDecide_IsNeverLaxerThanTheStockApprover(t *testing.T) {
 	presented := present(t, serving().template, nil)
 	changes := []func(*input){
-		func(in *input) { in.world.machines[0].NodeRef = "worker-0" },
-		func(in *input) { in.world.machines[0].NodeRef = "" },
-		func(in *input) { in.world.machines[1].NodeRef = "worker-0" },
-		func(in *input) { in.world.nodes = []string{"worker-0"} },
-		func(in *input) { in.world.nodes = nil },
-		func(in *input) { in.world.disabled = true },
-		func(in *input) { in.world.load.Pending = 102 },
-		func(in *input) { in.world.load.Pending = 103 },
-		func(in *input) { in.world.machines = nil },
-		func(in *input) { slices.Reverse(in.world.machines) },
-		func(in *input) { in.world.machines = append(in.world.machines, machineOf("worker-0", uidB)) },
-		func(in *input) { in.world.machines[0].Addresses[0].Address = "WORKER-0." },
-		func(in *input) { in.world.machines[0].Addresses[0].Type = corev1.NodeExternalDNS },
-		func(in *input) { in.world.machines[0].Addresses[1].Address = "10.0.0.6" },
-		func(in *input) { in.world.machines[0].Created = now.Add(-2*time.Hour - time.Minute) },
-		func(in *input) { in.world.machines[0].Created = now.Add(-50 * time.Second) },
-		func(in *input) { in.world.machines[0].Deleting = true },
-		func(in *input) { in.world.presented = presented },
+		func(in *input) { in.fake.machines[0].NodeRef = "worker-0" },
+		func(in *input) { in.fake.machines[0].NodeRef = "" },
+		func(in *input) { in.fake.machines[1].NodeRef = "worker-0" },
+		func(in *input) { in.fake.nodes = []string{"worker-0"} },
+		func(in *input) { in.fake.nodes = nil },
+		func(in *input) { in.fake.disabled = true },
+		func(in *input) { in.fake.load.Pending = 102 },
+		func(in *input) { in.fake.load.Pending = 103 },
+		func(in *input) { in.fake.machines = nil },
+		func(in *input) { slices.Reverse(in.fake.machines) },
+		func(in *input) { in.fake.machines = append(in.fake.machines, machineOf("worker-0", uidB)) },
+		func(in *input) { in.fake.machines[0].Addresses[0].Address = "WORKER-0." },
+		func(in *input) { in.fake.machines[0].Addresses[0].Type = corev1.NodeExternalDNS },
+		func(in *input) { in.fake.machines[0].Addresses[1].Address = "10.0.0.6" },
+		func(in *input) { in.fake.machines[0].Created = now.Add(-2*time.Hour - time.Minute) },
+		func(in *input) { in.fake.machines[0].Created = now.Add(-50 * time.Second) },
+		func(in *input) { in.fake.machines[0].Deleting = true },
+		func(in *input) { in.fake.presented = presented },
 		func(in *input) {
-			in.world.presented = &Presented{Certificate: presented.Certificate, Roots: x509.NewCertPool()}
+			in.fake.presented = &Presented{Certificate: presented.Certificate, Roots: x509.NewCertPool()}
 		},
-		func(in *input) { in.world.egress = &Egress{IPs: []string{"10.0.0.9"}} },
-		func(in *input) { in.world.egress = &Egress{IPs: []string{"::ffff:10.0.0.9", "no address"}} },
-		func(in *input) { in.world.egress = &Egress{CIDRs: []string{"10.0.0.8/30"}} },
-		func(in *input) { in.world.egress = &Egress{CIDRs: []string{"::ffff:10.0.0.8/126", "::/0"}} },
+		func(in *input) { in.fake.egress = &Egress{IPs: []string{"10.0.0.9"}} },
+		func(in *input) { in.fake.egress = &Egress{IPs: []string{"::ffff:10.0.0.9", "no address"}} },
+		func(in *input) { in.fake.egress = &Egress{CIDRs: []string{"10.0.0.8/30"}} },
+		func(in *input) { in.fake.egress = &Egress{CIDRs: []string{"::ffff:10.0.0.8/126", "::/0"}} },
 		func(in *input) {
-			in.world.egress = &Egress{IPs: []string{"10.0.0.9"}, CIDRs: []string{"10.0.0.0/8", "no range"}}
+			in.fake.egress = &Egress{IPs: []string{"10.0.0.9"}, CIDRs: []string{"10.0.0.0/8", "no range"}}
 		},
-		func(in *input) { in.world.machines[0].Addresses[1].Address = "::ffff:10.0.0.5" },
-		func(in *input) { in.world.machines[0].Addresses[1].Address = "::ffff:a00:5" },
-		func(in *input) { in.world.machines[0].Addresses[1].Address = " 10.0.0.5" },
+		func(in *input) { in.fake.machines[0].Addresses[1].Address = "::ffff:10.0.0.5" },
+		func(in *input) { in.fake.machines[0].Addresses[1].Address = "::ffff:a00:5" },
+		func(in *input) { in.fake.machines[0].Addresses[1].Address = " 10.0.0.5" },
 		func(in *input) { in.address("2001:db8::5", "2001:db8::5") },
 		func(in *input) { in.address("2001:db8::5", "2001:DB8::5") },
 		func(in *input) { in.address("2001:db8::5", "2001:db8:0:0:0:0:0:5") },
 		func(in *input) { in.address("2001:db8::5", "2001:0db8::0005") },
 		func(in *input) { in.address("::ffff:10.0.0.5", "10.0.0.5") },
 		func(in *input) { in.address("64:ff9b::10.0.0.5", "64:ff9b::10.0.0.5") },
-		func(in *input) { in.world.machines[0].Addresses[0].Address = "wor\u212aer-0" },
-		func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-0.." },
+		func(in *input) { in.fake.machines[0].Addresses[0].Address = "wor\u212aer-0" },
+		func(in *input) { in.fake.machines[0].Addresses[0].Address = "worker-0.." },
 		func(in *input) { in.template.DNSNames = []string{"WORKER-0"} },
 		func(in *input) { in.template.DNSNames = []string{"worker-0."} },
 		func(in *input) { in.template.Subject.CommonName = "system:node:worker-1" },
@@ -296,13 +296,13 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 			picked = append(picked, random.IntN(len(changes)))
 		}
 		for _, n := range picked {
-			if n < last && len(in.world.machines) < 2 {
-				continue // the change is of a Machine, and there is none
+			if n < last && len(in.fake.machines) < 2 {
+				continue // the change is to a Machine, but there is none
 			}
 			changes[n](in)
 		}
 		in.csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {credentialA}}
-		in.world.records = honest().world.records
+		in.fake.records = honest().fake.records
 		d := in.decide()
 		csr := FromCSR(&in.csr).CSR
 		if csr == nil {
@@ -315,7 +315,7 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 		case d.Outcome == Approve && !stock:
 			t.Errorf("changes %v: approved, and the stock approver would not\n%v", picked, d.Checks)
 		case attested.Outcome == Approve && !stock:
-			if in.world.load.Pending <= 102 && stockPending(in.others) < 100 { // its limit is one for all
+			if in.fake.load.Pending <= 102 && stockPending(in.others) < 100 { // all share its limit
 				t.Errorf("changes %v: approved with attestation, and the stock approver would not\n%v", picked, attested.Checks)
 			}
 		case d.Outcome != Approve && stock:
@@ -328,6 +328,6 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 		}
 	}
 	if approved < 200 || stricter < 20 {
-		t.Errorf("%d approved by both, %d by the stock approver alone: the worlds are not worth much", approved, stricter)
+		t.Errorf("%d approved by both, %d only by the stock approver: too few cases", approved, stricter)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Whatever is asked: with attestation nothing is approved that would not be without,
-// and only what proves whose it is is denied.
+// For any request: attestation never leads to an approval that would not be given without
+// it, and only a request that is Proven is denied.
 func FuzzDecide(f *testing.F) {
 	f.Add(requestPEM(&honest().template, ecKey()), uint32(0), credentialA, "worker-0")
 	f.Add(requestPEM(&serving().template, ecKey()), uint32(1), "", "worker-0")
@@ -29,15 +29,15 @@ func FuzzDecide(f *testing.F) {
 				in.csr.Spec.Request = []byte{}
 			}
 			in.credential(credential)
-			in.world.machines[flags>>1&1].Addresses[0].Address = name
+			in.fake.machines[flags>>1&1].Addresses[0].Address = name
 			if flags&4 != 0 {
-				in.world.nodes = []string{name}
+				in.fake.nodes = []string{name}
 			}
 			if flags&8 != 0 {
-				in.world.records = nil
+				in.fake.records = nil
 			}
 			if flags&16 != 0 {
-				in.world.machines[0].NodeRef = name
+				in.fake.machines[0].NodeRef = name
 			}
 			if flags&32 != 0 {
 				in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageAny)
@@ -68,7 +68,7 @@ func FuzzDecide(f *testing.F) {
 	})
 }
 
-// FuzzFromCSR: no bytes panic, and none parse to what is over the limits.
+// FuzzFromCSR: no input panics, and none that exceeds the limits parses.
 func FuzzFromCSR(f *testing.F) {
 	f.Add(requestPEM(&honest().template, ecKey()))
 	f.Add(requestPEM(&stockServing().template, rsaKey()))
@@ -93,7 +93,7 @@ func FuzzFromCSR(f *testing.F) {
 	})
 }
 
-// FuzzMachineFromObject: what the API holds may be anything.
+// FuzzMachineFromObject: an API object may have any content.
 func FuzzMachineFromObject(f *testing.F) {
 	f.Add("machine.openshift.io/v1beta1", "Machine", "worker-0", "2026-01-01T00:00:00Z", "10.0.0.5")
 	f.Add(v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, "worker-0", "x", ",,")

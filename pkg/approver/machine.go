@@ -17,29 +17,30 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Machine is a Machine of either API, or a MachineAttestation that stands in for
-// one, as far as certificates go.
+// Machine is a Machine of either API, or a MachineAttestation that stands in for one.
+// It has the fields that approvals depend on.
 type Machine struct {
 	APIVersion, Kind, Namespace, Name, UID string
 	Created                                time.Time
 	Deleting                               bool
-	// NodeRef is the Node that the Machine became; empty before it joined.
+	// NodeRef is the Machine's Node, or "" before it joined.
 	NodeRef    string
 	ProviderID string
 	Addresses  []corev1.NodeAddress
-	// StandIn marks a MachineAttestation in place of a Machine.
+	// StandIn reports that a MachineAttestation stands in for the Machine.
 	StandIn bool
-	// Authority is which API's object counts while a machine has one of both
-	// ("MachineAPI", "ClusterAPI", "Migrating"). Empty but for the Machine API's.
+	// Authority is the authoritative API while a machine has an object in both APIs:
+	// "MachineAPI", "ClusterAPI" or "Migrating". Only the Machine API's object has it.
 	Authority string
 }
 
-// AnnotationAddresses is for a MachineAttestation that stands in for a Machine. It has
-// what a Machine's status.addresses would: the names and addresses, separated by
-// commas, that the node's serving certificate may have besides the object's name.
+// AnnotationAddresses is an annotation of a MachineAttestation that stands in for a
+// Machine, in place of a Machine's status.addresses. It lists, separated by commas, the
+// names and addresses that the node's serving certificate may have besides the object's
+// name.
 const AnnotationAddresses = "mcs-attest.dev/addresses"
 
-// Groups and words of the two Machine APIs.
+// Groups and authorities of the two Machine APIs.
 const (
 	groupMachineAPI     = "machine.openshift.io"
 	groupClusterAPI     = "cluster.x-k8s.io"
@@ -47,7 +48,7 @@ const (
 	authorityClusterAPI = "ClusterAPI"
 )
 
-// String is "namespace/name".
+// String returns "namespace/name".
 func (m *Machine) String() string {
 	if m == nil {
 		return ""
@@ -60,8 +61,8 @@ func (m *Machine) group() string {
 	return group
 }
 
-// MachineFromObject reads a Machine, or a MachineAttestation that stands in for
-// one, as the API has it. The object has its apiVersion and kind.
+// MachineFromObject parses an API object, with apiVersion and kind, of a Machine or of a
+// MachineAttestation that stands in for one.
 func MachineFromObject(object any) (*Machine, error) {
 	raw, err := json.Marshal(object)
 	if err != nil {
@@ -106,17 +107,17 @@ func MachineFromObject(object any) (*Machine, error) {
 	case group == groupClusterAPI && m.Kind == "Machine":
 	case group == v1alpha1.GroupVersion.Group && m.Kind == v1alpha1.KindMachineAttestation:
 		if in.Spec.Pool == "" || in.Spec.MachineRef != nil {
-			return nil, fmt.Errorf("MachineAttestation %s stands in for no Machine", m)
+			return nil, fmt.Errorf("MachineAttestation %s is not a stand-in for a Machine", m)
 		}
 		m.StandIn, m.ProviderID, m.NodeRef = true, in.Spec.ExpectedProvider, ""
 		m.Addresses = standInAddresses(m.Name, in.Metadata.Annotations[AnnotationAddresses])
 	default:
-		return nil, fmt.Errorf("a %.63s of %.253s is not a Machine", m.Kind, m.APIVersion)
+		return nil, fmt.Errorf("%.63s of %.253s is not a Machine", m.Kind, m.APIVersion)
 	}
 	return m, nil
 }
 
-// standInAddresses are the object's own name, and those of the annotation.
+// standInAddresses returns the object's own name and the addresses of the annotation.
 func standInAddresses(name, list string) []corev1.NodeAddress {
 	all := []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
 	for _, s := range strings.Split(list, ",") {
@@ -131,7 +132,7 @@ func standInAddresses(name, list string) []corev1.NodeAddress {
 	return all
 }
 
-// named reports whether a node that calls itself so may be this machine.
+// named reports whether a node with this name may be this machine.
 func (m *Machine) named(node string) bool {
 	if m.StandIn {
 		return m.Name == node
@@ -144,13 +145,13 @@ func (m *Machine) named(node string) bool {
 	return false
 }
 
-// hasInternalDNS reports whether it is known what the machine's node will be called.
+// hasInternalDNS reports whether the name of the machine's node is known.
 func (m *Machine) hasInternalDNS() bool {
 	return m.StandIn || slices.ContainsFunc(m.Addresses,
 		func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalDNS })
 }
 
-// is reports whether this Node is this machine's.
+// is reports whether the Node of this name is this machine's.
 func (m *Machine) is(node string) bool {
 	if m.StandIn {
 		return m.Name == node
@@ -174,8 +175,7 @@ func (m *Machine) hasAddress(ip net.IP) bool {
 	for _, a := range m.Addresses {
 		switch a.Type {
 		case corev1.NodeInternalIP, corev1.NodeExternalIP:
-			// As text, which is how the stock approver compares: another notation of
-			// the address is another address.
+			// Compared as text, like the stock approver: another notation does not match.
 			if a.Address == ip.String() {
 				return true
 			}
@@ -207,10 +207,10 @@ func (m *Machine) addresses() (all []string) {
 	return all
 }
 
-// one is the single Machine among those found; nil if none was. While a cluster
-// moves from the Machine API to Cluster API one machine is two objects with one
-// provider id: the one that the Machine API's object names as authoritative counts,
-// and the other still for what it forbids: having joined, being deleted, being old.
+// one returns the single Machine among those found, or nil if there is none. While a
+// cluster migrates from the Machine API to Cluster API, one machine has two objects with
+// the same provider ID. The Machine API's object names the authoritative one. The other
+// adds its restrictions: that it joined, is being deleted, or is older.
 func one(found []Machine) (*Machine, error) {
 	switch len(found) {
 	case 0:
@@ -237,7 +237,7 @@ func one(found []Machine) (*Machine, error) {
 		here, mirror = mirror, here
 	default:
 		return nil, reason.Deny(reason.MachineAmbiguous,
-			"Machine %s is being moved between the Machine API and Cluster API", &here)
+			"Machine %s is migrating between the Machine API and Cluster API", &here)
 	}
 	here.Deleting = here.Deleting || mirror.Deleting
 	here.NodeRef = cmp.Or(here.NodeRef, mirror.NodeRef)

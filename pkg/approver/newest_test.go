@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// askedAgain is the next request of the same machine's kubelet, which has made a new key.
+// askedAgain returns the next request of the same kubelet, with a new key.
 func askedAgain(change func(*input)) *Request {
 	in := honest()
 	in.csr.Name, in.key = "csr-again", otherEC()
@@ -26,11 +26,11 @@ func askedAgain(change func(*input)) *Request {
 	return FromCSR(&in.csr)
 }
 
-// A kubelet waits for a quarter of an hour, and asks again with a new key: nobody has
-// the one before.
-func TestOnlyTheNewestRequestBecomesTheFirst(t *testing.T) {
+// After a quarter of an hour a kubelet makes a new request with a new key, and discards the
+// old key.
+func TestDecide_ApprovesOnlyTheNewestFirstRequest(t *testing.T) {
 	superseded := func(change func(*input)) func(*input) {
-		return func(in *input) { in.world.newer = []*Request{askedAgain(change)} }
+		return func(in *input) { in.fake.newer = []*Request{askedAgain(change)} }
 	}
 	for name, c := range map[string]struct {
 		change  func(*input)
@@ -50,17 +50,17 @@ func TestOnlyTheNewestRequestBecomesTheFirst(t *testing.T) {
 		"the newer one's credential ended": {superseded(func(in *input) { in.credential("JTI=ended") }), Approve, 0},
 		"the newer one's key is not the attested": {func(in *input) {
 			superseded(nil)(in)
-			in.world.records[0].Status.CSRKeySHA256 = in.sum()
+			in.fake.records[0].Status.CSRKeySHA256 = in.sum()
 		}, Approve, 0},
 		"broken ones after a good one": {func(in *input) {
 			broken := askedAgain(nil)
 			broken.CSR = nil
-			in.world.newer = []*Request{broken, askedAgain(nil)}
+			in.fake.newer = []*Request{broken, askedAgain(nil)}
 		}, Retry, reason.CSRLimit},
 		"this key is on the record, and was not approved": {func(in *input) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
-			in.world.pinned = nil
+			in.fake.pinned = nil
 		}, Retry, reason.CSRLimit},
 		"this key is on the record, and was approved": {func(in *input) {
 			superseded(nil)(in)
@@ -79,47 +79,47 @@ func TestOnlyTheNewestRequestBecomesTheFirst(t *testing.T) {
 		})
 	}
 	stock := stockClient()
-	stock.world.newer = []*Request{askedAgain(nil)}
+	stock.fake.newer = []*Request{askedAgain(nil)}
 	want(t, stock.decide(), Approve, 0)
 }
 
-// The record takes a key before the request is approved; whatever stops in between
-// leaves a key on it that nobody has.
-func TestAKeyWhoseRequestWasNeverApprovedIsReplaced(t *testing.T) {
+// The record gets the key before the request is approved. If the approval fails in between,
+// the record has a key that was discarded.
+func TestDecide_ReplacesAKeyThatWasNeverApproved(t *testing.T) {
 	const dead = "dead"
 	for name, c := range map[string]struct {
 		change  func(*input)
 		outcome Outcome
 		code    reason.Code
 	}{
-		"its request is gone": {func(*input) {}, Approve, 0},
-		"its request waits":   {func(in *input) { in.world.pinned = []*Request{{Kind: Client}} }, Approve, 0},
-		"its request was denied": {func(in *input) { in.world.pinned = []*Request{{Kind: Client, Decided: true}} },
+		"its request was deleted": {func(*input) {}, Approve, 0},
+		"its request waits":       {func(in *input) { in.fake.pinned = []*Request{{Kind: Client}} }, Approve, 0},
+		"its request was denied": {func(in *input) { in.fake.pinned = []*Request{{Kind: Client, Decided: true}} },
 			Approve, 0},
 		"its request was approved": {func(in *input) { in.approved(dead, "worker-0") }, Refuse, reason.CSRKeyChanged},
 		"another one with its key": {func(in *input) {
 			in.approved(dead, "worker-0")
-			in.world.pinned = append([]*Request{{}}, in.world.pinned...)
+			in.fake.pinned = append([]*Request{{}}, in.fake.pinned...)
 		}, Refuse, reason.CSRKeyChanged},
-		"there is a Node": {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
-		"it was for another name": {func(in *input) { in.world.records[0].Status.Certificate.Node = "worker-7" },
+		"there is a Node": {func(in *input) { in.fake.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
+		"it was for another name": {func(in *input) { in.fake.records[0].Status.Certificate.Node = "worker-7" },
 			Refuse, reason.CSRKeyChanged},
-		"it is the key that was attested": {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = dead }, Refuse,
+		"it is the key that was attested": {func(in *input) { in.fake.records[0].Status.CSRKeySHA256 = dead }, Refuse,
 			reason.CSRKeyChanged},
 		"the credential has ended": {func(in *input) { in.own().Expiry = metav1.NewTime(now.Add(-time.Second)) }, Refuse,
 			reason.CSRCredential},
-		"the machine is quarantined": {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry,
+		"the machine is quarantined": {func(in *input) { in.fake.records[0].Status.Quarantined = true }, Retry,
 			reason.Quarantined},
 		"the requests cannot be read": {func(in *input) { in.fails("Pinned") }, Retry, reason.StoreUnavailable},
 		"the machine asked again with another": {func(in *input) {
 			in.key, in.csr.Spec.Request = rsaKey(), nil
-			in.world.newer = []*Request{askedAgain(nil)}
+			in.fake.newer = []*Request{askedAgain(nil)}
 		}, Retry, reason.CSRLimit},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := honest()
 			in.approved(dead, "worker-0")
-			in.world.pinned = nil
+			in.fake.pinned = nil
 			c.change(in)
 			d := in.decide()
 			want(t, d, c.outcome, c.code)
@@ -130,19 +130,19 @@ func TestAKeyWhoseRequestWasNeverApprovedIsReplaced(t *testing.T) {
 	}
 }
 
-// granted is what an administrator writes into the record.
+// granted adds an administrator's grant to the record.
 func (in *input) granted(until time.Time) {
-	in.world.records[0].Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(until)}
+	in.fake.records[0].Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(until)}
 }
 
-// A client that may write records can clear the key that was approved. The approved request remains.
-func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
+// A client that may write records can clear the approved key. The approved request remains.
+func TestAttack_T54_AnEmptiedRecordDoesNotPermitASecondKey(t *testing.T) {
 	approved := func(change func(*Request)) func(*input) {
 		return func(in *input) {
 			r := askedAgain(nil)
 			r.Decided, r.Approved = true, true
 			change(r)
-			in.world.issued = []*Request{r}
+			in.fake.issued = []*Request{r}
 		}
 	}
 	for name, c := range map[string]struct {
@@ -155,7 +155,7 @@ func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
 			approved(func(r *Request) { r.PublicKeySHA256 = in.sum() })(in)
 		}, Approve, 0},
 		"another key, for a Machine of this name before": {func(in *input) {
-			before := in.world.machines[0].Created.Add(-time.Minute)
+			before := in.fake.machines[0].Created.Add(-time.Minute)
 			approved(func(r *Request) { r.Created = before })(in)
 		}, Approve, 0},
 		"another key, and the record has this one": {func(in *input) {
@@ -165,14 +165,14 @@ func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
 		"the requests cannot be read": {func(in *input) { in.fails("Issued") }, Retry, reason.StoreUnavailable},
 		"another key, and an administrator granted another attestation": {func(in *input) {
 			approved(func(*Request) {})(in)
-			in.world.issued = append(in.world.issued, in.world.issued[0]) // the kubelet asked twice
+			in.fake.issued = append(in.fake.issued, in.fake.issued[0]) // the kubelet made two requests
 			in.granted(now.Add(time.Hour))
 		}, Approve, 0},
 		"two other keys, and there is a grant": {func(in *input) {
 			approved(func(*Request) {})(in)
-			third := *in.world.issued[0]
+			third := *in.fake.issued[0]
 			third.PublicKeySHA256 = strings.Repeat("3", 64)
-			in.world.issued = append(in.world.issued, &third)
+			in.fake.issued = append(in.fake.issued, &third)
 			in.granted(now.Add(time.Hour))
 		}, Refuse, reason.CSRKeyChanged},
 		"another key, and the grant has ended": {func(in *input) {
@@ -202,23 +202,23 @@ func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
 			t.Errorf("what to do about %s: %s", name, d.Denial.Detail)
 		}
 	}
-	stock := stockClient() // without attestation there is no key to keep
+	stock := stockClient() // without attestation no key is recorded
 	approved(func(*Request) {})(stock)
 	want(t, stock.decide(), Approve, 0)
 }
 
-// A kubelet that does not answer holds up no first serving certificate.
-func TestTheKubeletIsAskedLast(t *testing.T) {
+// A kubelet that does not answer does not delay the first serving certificate.
+func TestServing_AsksTheKubeletLast(t *testing.T) {
 	in := serving()
 	want(t, in.decide(), Approve, 0)
-	if slices.Contains(in.world.asked, "ServingCertificate") {
+	if slices.Contains(in.fake.asked, "ServingCertificate") {
 		t.Error("the kubelet was asked, and its Machine speaks for it")
 	}
 	in = serving()
 	in.renews(t, func(*x509.Certificate) {})
-	in.world.machines = nil
+	in.fake.machines = nil
 	want(t, in.decide(), Approve, 0)
-	if !slices.Contains(in.world.asked, "ServingCertificate") {
+	if !slices.Contains(in.fake.asked, "ServingCertificate") {
 		t.Error("the kubelet was not asked")
 	}
 }

@@ -7,26 +7,26 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// What the stock approver's limit counts.
+// Constants of the stock approver's limit.
 const (
-	// approvedLately is how long a request counts that another approver approved.
+	// approvedLately is how long a request counts after another approver approved it.
 	approvedLately = 30 * time.Second
 	// stockMessage is the message of the stock approver's own approvals.
 	stockMessage = "This CSR was approved by the Node CSR Approver (cluster-machine-approver)"
-	// ownReason is the reason of our own approvals.
+	// ownReason is the reason in this approver's approvals.
 	ownReason = "mcs-attest"
 )
 
-// Pending returns the time during which a request counts against [Load.Limit] where
-// attestation is off; both ends are excluded. It is false for a request that never
-// counts. The rules are the stock approver's:
+// Pending returns the interval, exclusive at both ends, in which a request counts toward
+// [Load.Limit] without attestation. It returns false if the request never counts. The
+// rules are those of the stock approver:
 //
-//   - only requests of the node bootstrapper, for a client certificate, and of the group
-//     system:nodes, for a serving certificate: no other client can use up the limit
-//   - from 10 seconds before the request's creation, as clocks differ, to an hour after it
-//   - what is not approved counts, denied or not
-//   - what was approved counts for 30 seconds more, unless the stock approver approved
-//     it, or this one, which is in the stock approver's place
+//   - only requests of the node bootstrapper for a client certificate, and of the group
+//     system:nodes for a serving certificate, so that no other client uses up the limit
+//   - from 10 seconds before its creation, because clocks differ, to an hour after it
+//   - a request that is not approved counts, even if it is denied
+//   - an approved request counts for 30 more seconds, unless the stock approver or this
+//     one approved it
 func (c Config) Pending(in *certificatesv1.CertificateSigningRequest) (from, until time.Time, ok bool) {
 	switch in.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:

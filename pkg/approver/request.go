@@ -19,19 +19,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Limits of a request. A kubelet's has under a thousand bytes, and as many names as
-// its node has addresses.
+// Limits of a request. A kubelet's request has less than a thousand bytes, and one name
+// for each address of its node.
 const (
 	MaxRequest = 16 << 10 // bytes of PEM
 	MaxNames   = 100      // subject alternative names
 	MaxRSA     = 4096     // bits
 )
 
-// extraCredentialID is under which name the API server notes the credential of a
-// request's maker (k8s.io/apiserver, user.CredentialIDKey).
+// extraCredentialID is the key under which the API server records the credential of a
+// requester (k8s.io/apiserver, user.CredentialIDKey).
 const extraCredentialID = "authentication.kubernetes.io/credential-id"
 
-// Names that Kubernetes gives.
+// Names of Kubernetes and OpenShift, and defaults.
 const (
 	nodePrefix        = "system:node:"
 	nodesGroup        = "system:nodes"
@@ -46,36 +46,36 @@ const (
 	defaultPending    = 10
 )
 
-// Request is a certificate signing request: what the API server says of it, and
-// what it asks for.
+// Request is a certificate signing request: the API server's fields and the parsed
+// content.
 type Request struct {
 	Name string
-	// Kind is by the signer; empty where the signer is another.
+	// Kind depends on the signer; it is "" for other signers.
 	Kind    Kind
 	Signer  string
 	Created time.Time
-	// Decided: it is approved or denied, or has failed.
+	// Decided reports that the request is approved, denied or failed.
 	Decided  bool
 	Approved bool
 
-	// Who made it, in the API server's words.
+	// Username and Groups identify the requester, as the API server recorded them.
 	Username string
 	Groups   []string
-	// CredentialID is what it was made with: "JTI=" and the id of a service account's
-	// token, the user of a bootstrap token, or another authenticator's word. Empty
-	// where the API server names none.
+	// CredentialID is the credential of the requester: "JTI=" and the ID of a service
+	// account's token, the user of a bootstrap token, or another authenticator's value. It
+	// is "" if the API server recorded none.
 	CredentialID string
 
 	Usages []certificatesv1.KeyUsage
-	// CSR is what it asks for; nil if that does not parse. Untrusted.
+	// CSR is the untrusted content; nil if it does not parse.
 	CSR *x509.CertificateRequest
-	// PublicKeySHA256 of CSR's SubjectPublicKeyInfo, hexadecimal.
+	// PublicKeySHA256 is the hash of CSR's SubjectPublicKeyInfo, in hexadecimal.
 	PublicKeySHA256 string
-	// Malformed is why there is no CSR.
+	// Malformed is the error if CSR is nil.
 	Malformed error
 }
 
-// Node is the name that the request asks for; empty if it asks for no node's.
+// Node returns the node name that the request has, or "".
 func (r *Request) Node() string {
 	if r.CSR == nil {
 		return ""
@@ -87,8 +87,7 @@ func (r *Request) Node() string {
 	return name
 }
 
-// FromCSR reads a request. It never fails: what is wrong with the request itself is
-// in Malformed.
+// FromCSR converts a request. It never fails; an error in the content is in Malformed.
 func FromCSR(in *certificatesv1.CertificateSigningRequest) *Request {
 	r := &Request{
 		Name: in.Name, Signer: in.Spec.SignerName, Created: in.CreationTimestamp.Time,
@@ -100,7 +99,7 @@ func FromCSR(in *certificatesv1.CertificateSigningRequest) *Request {
 	case certificatesv1.KubeletServingSignerName:
 		r.Kind = Serving
 	default:
-		return r // not ours: its bytes are not even looked at
+		return r // another signer's: do not parse its content
 	}
 	for _, c := range in.Status.Conditions {
 		if c.Status != corev1.ConditionFalse {
@@ -108,7 +107,7 @@ func FromCSR(in *certificatesv1.CertificateSigningRequest) *Request {
 			r.Approved = r.Approved || c.Type == certificatesv1.CertificateApproved
 		}
 	}
-	// One value, or none: two credentials in one request have no meaning here.
+	// More than one credential is ambiguous and counts as none.
 	if ids := in.Spec.Extra[extraCredentialID]; len(ids) == 1 {
 		r.CredentialID = ids[0]
 	} else if len(ids) == 0 && strings.HasPrefix(r.Username, bootstrapPrefix) {
@@ -121,18 +120,18 @@ func FromCSR(in *certificatesv1.CertificateSigningRequest) *Request {
 	return r
 }
 
-// parse reads the bytes of a request and checks, cheap things first,
+// parse parses the content of a request. It checks, cheap checks first,
 //
-//   - that there are no more than MaxRequest of them
-//   - one PEM block of the right type, with no headers, and nothing after it
-//   - its ASN.1, and that nothing follows it
+//   - the size: at most MaxRequest bytes
+//   - the PEM: one block of the right type, without headers or trailing data
+//   - the ASN.1, without trailing data
 //   - the number of subject alternative names
 //   - the key: RSA of 2048 to MaxRSA bits, ECDSA, or Ed25519
-//   - the signature: whoever asks has the key
+//   - the signature: the requester has the private key
 func parse(raw []byte) (*x509.CertificateRequest, error) {
 	malformed := func(format string, a ...any) error { return reason.Deny(reason.CSRMalformed, format, a...) }
 	if len(raw) > MaxRequest {
-		return nil, malformed("the request has %d bytes; at most %d are read", len(raw), MaxRequest)
+		return nil, malformed("the request has %d bytes; at most %d are allowed", len(raw), MaxRequest)
 	}
 	block, rest := pem.Decode(raw)
 	switch {
@@ -150,16 +149,16 @@ func parse(raw []byte) (*x509.CertificateRequest, error) {
 		return nil, reason.Wrap(reason.CSRMalformed, err, "the request does not parse")
 	}
 	if n := len(csr.DNSNames) + len(csr.IPAddresses) + len(csr.EmailAddresses) + len(csr.URIs); n > MaxNames {
-		return nil, malformed("the request has %d names; at most %d are taken", n, MaxNames)
+		return nil, malformed("the request has %d names; at most %d are allowed", n, MaxNames)
 	}
 	switch key := csr.PublicKey.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < 2048 || bits > MaxRSA {
-			return nil, malformed("an RSA key of %d bits; from 2048 to %d are taken", bits, MaxRSA)
+			return nil, malformed("the RSA key has %d bits; 2048 to %d are allowed", bits, MaxRSA)
 		}
 	case *ecdsa.PublicKey, ed25519.PublicKey:
 	default:
-		return nil, malformed("a key of an unknown sort (%T)", csr.PublicKey)
+		return nil, malformed("the key has an unsupported type (%T)", csr.PublicKey)
 	}
 	if err := csr.CheckSignature(); err != nil {
 		return nil, reason.Wrap(reason.CSRMalformed, err, "the request is not signed with its own key")
@@ -167,14 +166,14 @@ func parse(raw []byte) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-// Bootstrapper reports whether this user asks for kubelets' first client certificates.
+// Bootstrapper reports whether the user requests the kubelets' first client certificates.
 func (c Config) Bootstrapper(user string) bool {
 	_, ok := c.withDefaults().bootstrapper(user)
 	return ok
 }
 
-// bootstrapper is who asks for client certificates: whether this user is one, and
-// the groups that it must be in, neither more nor fewer.
+// bootstrapper reports whether the user requests client certificates, and returns the
+// groups that it must be in, exactly.
 func (c Config) bootstrapper(user string) (groups []string, ok bool) {
 	if c.BootstrapTokens {
 		return append([]string{bootstrappers, authenticated}, c.BootstrapGroups...), len(user) > len(bootstrapPrefix) &&

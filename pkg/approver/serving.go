@@ -9,28 +9,27 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// serving checks a request for a serving certificate. Those marked * are made with
-// attestation alone.
+// serving checks a request for a serving certificate. Checks marked * are made only with
+// attestation.
 //
-//   - limit: not too many of the same node wait, or without attestation of all
-//     (CSRLimit)
-//   - identity: a node made it, in the groups that a node is in (CSRRequester)
-//   - content: O is system:nodes alone, CN the requester, at least one name and
-//     neither email addresses nor URIs, the usages a server's (CSRContent)
-//   - quarantine*: no administrator stopped the node's machine (Quarantined)
+//   - limit: not too many requests of the same node are pending, or of all nodes without
+//     attestation (CSRLimit)
+//   - identity: a node made it, in the groups of a node (CSRRequester)
+//   - content: O is only system:nodes, CN is the requester, there is at least one name and
+//     neither email addresses nor URIs, and the usages are those of a server (CSRContent)
+//   - quarantine*: no record of the node's machine is quarantined (Quarantined)
 //
-// and then whether its names and addresses are the node's. One of three ways is
-// enough; else it is tried again, as a Machine's addresses may be late (MachineNotFound,
-// MachineAmbiguous, CSRAddress):
+// Then it checks that the names and addresses are the node's. One of three checks must
+// pass. Otherwise the request is decided again later, because a Machine's addresses may
+// be late (MachineNotFound, MachineAmbiguous, CSRAddress):
 //
-//   - machine: every one of them is among the addresses of the Machine that has this
-//     Node
-//   - renewal: the kubelet presents a certificate, valid and signed by the kubelets'
-//     authority, for the same name, and with exactly the same names and addresses
-//   - egress: only where the network is OpenShiftSDN: as renewal, where each further
-//     address is one that the network gives the node
+//   - machine: all of them are addresses of the Machine that has this Node
+//   - renewal: the kubelet presents a valid certificate, signed by the kubelets'
+//     authority, for the same node name and with exactly the same names and addresses
+//   - egress: only with OpenShiftSDN: as renewal, but each additional address must be an
+//     egress address of the node
 //
-// and at last enrollments*: no other object quarantines the node's machine (Quarantined).
+// Finally enrollments*: no enrollment quarantines the node's machine (Quarantined).
 func (x *run) serving() error {
 	for _, step := range []func() error{x.limit, x.identity, x.servingContent} {
 		if err := step(); err != nil {
@@ -39,7 +38,7 @@ func (x *run) serving() error {
 	}
 	found, err := x.w.MachinesByNode(x.ctx, x.Node)
 	if err != nil {
-		return x.check("machine", unread(err, "reading the Machines of Node %.253q", x.Node), "")
+		return x.check("machine", unread(err, "read the Machines of Node %.253q", x.Node), "")
 	}
 	found = slices.DeleteFunc(slices.Clone(found), func(m Machine) bool { return !m.is(x.Node) })
 	if err := x.stopped(found); err != nil {
@@ -72,19 +71,19 @@ func (x *run) servingContent() error {
 	switch {
 	case err != nil:
 	case csr.Subject.CommonName != x.r.Username:
-		err = reason.Deny(reason.CSRContent, "the common name is %.253q, and %.253q made the request", csr.Subject.CommonName,
+		err = reason.Deny(reason.CSRContent, "the common name is %.253q, but %.253q made the request", csr.Subject.CommonName,
 			x.r.Username)
 	case len(csr.DNSNames)+len(csr.IPAddresses) == 0:
 		err = reason.Deny(reason.CSRContent,
-			"the request has no name and no address: nobody could connect by such a certificate")
+			"the request has neither names nor addresses")
 	case slices.Contains(csr.DNSNames, ""):
 		err = reason.Deny(reason.CSRContent, "the request has an empty name")
 	}
 	return x.check("content", err, "for %s", strings.Join(sans(csr.DNSNames, csr.IPAddresses), ", "))
 }
 
-// stopped reads the records of the node's machine; what joined before there were
-// records has none.
+// stopped checks the records of the node's machine for a quarantine. A machine that
+// joined before the installation of the verifier has no record.
 func (x *run) stopped(found []Machine) error {
 	if !x.c.Attestation {
 		return nil
@@ -93,7 +92,7 @@ func (x *run) stopped(found []Machine) error {
 		rec, err := x.w.RecordByMachine(x.ctx, found[i].UID)
 		switch {
 		case err != nil:
-			err = unread(err, "reading the record of %s", &found[i])
+			err = unread(err, "read the record of %s", &found[i])
 		case rec != nil && (rec.Spec.Quarantined || rec.Status.Quarantined):
 			err = reason.Deny(reason.Quarantined, "%s", &found[i])
 		}
@@ -105,8 +104,8 @@ func (x *run) stopped(found []Machine) error {
 	return x.check("quarantine", nil, "no")
 }
 
-// addresses is the three ways. The kubelet is asked last: one that does not answer
-// takes its time.
+// addresses makes the checks machine, renewal and egress. It connects to the kubelet
+// last, because that can take long.
 func (x *run) addresses(found []Machine) error {
 	m, err := one(found)
 	x.Machine = m
@@ -117,7 +116,7 @@ func (x *run) addresses(found []Machine) error {
 	default:
 		err = x.within(m)
 	}
-	refused := x.check("machine", err, "all names are those of %s", m)
+	refused := x.check("machine", err, "all names and addresses are those of %s", m)
 	if refused == nil {
 		return nil
 	}
@@ -129,62 +128,63 @@ func (x *run) addresses(found []Machine) error {
 			why += ": " + err.Error()
 		}
 		x.skip("renewal", "%.500s", why)
-	} else if x.check("renewal", x.renewal(now, nil), "the same names as in the certificate that the kubelet has") == nil {
+	} else if x.check("renewal", x.renewal(now, nil),
+		"the same names and addresses as in the kubelet's certificate") == nil {
 		return nil
 	}
 	egress, err := x.w.Egress(x.ctx, x.Node)
 	switch {
 	case err != nil:
-		return x.check("egress", unread(err, "reading what the network gives the node"), "")
+		return x.check("egress", unread(err, "read the egress addresses of the node"), "")
 	case egress == nil:
 		x.skip("egress", "the network is not OpenShiftSDN")
 		return refused
 	case now == nil:
-		x.skip("egress", "there is no certificate to start from")
+		x.skip("egress", "the kubelet presents no certificate")
 		return refused
 	}
-	return x.check("egress", x.renewal(now, egress), "the further addresses are egress addresses of the node")
+	return x.check("egress", x.renewal(now, egress), "the additional addresses are egress addresses of the node")
 }
 
-// renewal compares with the certificate that the kubelet has. With egress the
-// addresses may be more, and only these.
+// renewal compares the request with the kubelet's certificate. With egress, the request
+// may have additional addresses from egress.
 func (x *run) renewal(have *Presented, egress *Egress) error {
 	mismatch := func(format string, a ...any) error { return reason.Deny(reason.CSRAddress, format, a...) }
 	cert, csr := have.Certificate, x.r.CSR
 	if have.Roots == nil {
-		return mismatch("the kubelets' authorities are not known")
+		return mismatch("the kubelets' certificate authorities are unknown")
 	}
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: have.Roots, CurrentTime: x.now}); err != nil {
-		return reason.Wrap(reason.CSRAddress, err, "the certificate that the kubelet has")
+		return reason.Wrap(reason.CSRAddress, err, "verify the kubelet's certificate")
 	}
 	switch {
 	case cert.Subject.CommonName != nodePrefix+x.Node:
-		return mismatch("the kubelet has a certificate for %.253q", cert.Subject.CommonName)
+		return mismatch("the kubelet's certificate is for %.253q", cert.Subject.CommonName)
 	case len(cert.EmailAddresses) > 0 || len(cert.URIs) > 0 || !sameNames(cert.DNSNames, csr.DNSNames):
-		return mismatch("the names asked for (%.10q) are not those of the certificate that the kubelet has (%.10q)",
+		return mismatch("the requested names (%.10q) differ from those of the kubelet's certificate (%.10q)",
 			csr.DNSNames, cert.DNSNames)
 	}
 	if egress == nil {
 		if !sameNames(sans(nil, cert.IPAddresses), sans(nil, csr.IPAddresses)) {
-			return mismatch("the addresses asked for (%.10q) are not those of the certificate that the kubelet has (%.10q)",
+			return mismatch("the requested addresses (%.10q) differ from those of the kubelet's certificate (%.10q)",
 				csr.IPAddresses, cert.IPAddresses)
 		}
 		return nil
 	}
 	given, err := egress.addresses()
 	if err != nil {
-		return reason.Wrap(reason.CSRAddress, err, "what the network gives the node")
+		return reason.Wrap(reason.CSRAddress, err, "parse the egress addresses of the node")
 	}
 	for _, ip := range csr.IPAddresses {
 		if !slices.ContainsFunc(cert.IPAddresses, ip.Equal) && !given(ip) {
-			return mismatch("%s is neither in the certificate that the kubelet has nor an egress address of the node", ip)
+			return mismatch("%s is neither in the kubelet's certificate nor an egress address of the node", ip)
 		}
 	}
 	return nil
 }
 
-// addresses returns which addresses the network gives the node. One range that cannot
-// be read makes the whole HostSubnet useless, as it does for the stock approver.
+// addresses returns a function that reports whether an address is an egress address of
+// the node. Like the stock approver, it rejects a HostSubnet with an invalid range.
 func (e *Egress) addresses() (given func(net.IP) bool, err error) {
 	ranges := make([]*net.IPNet, len(e.CIDRs))
 	for i, s := range e.CIDRs {
@@ -200,7 +200,7 @@ func (e *Egress) addresses() (given func(net.IP) bool, err error) {
 	}, nil
 }
 
-// within finds every name and address of the request among those of the Machine.
+// within checks that the Machine has every name and address of the request.
 func (x *run) within(m *Machine) error {
 	for _, name := range x.r.CSR.DNSNames {
 		if !m.hasName(name) {
@@ -215,7 +215,7 @@ func (x *run) within(m *Machine) error {
 	return nil
 }
 
-// sans are names and addresses as text.
+// sans returns names and addresses as text.
 func sans(names []string, addresses []net.IP) []string {
 	all := slices.Clone(names)
 	for _, ip := range addresses {
@@ -224,7 +224,7 @@ func sans(names []string, addresses []net.IP) []string {
 	return all
 }
 
-// sameNames compares without regard to order, with regard to how often.
+// sameNames compares two lists regardless of order, with duplicates.
 func sameNames(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

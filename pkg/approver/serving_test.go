@@ -17,7 +17,7 @@ import (
 
 var errNoKubelet = errors.New("dial tcp 10.0.0.5:10250: connect: connection refused")
 
-// FEATURES D7, D8, D9, D11, D13, with attestation and without.
+// Status rows D7, D8, D9, D11 and D13, with attestation and without.
 func TestServing(t *testing.T) {
 	type want2 struct {
 		outcome Outcome
@@ -45,30 +45,30 @@ func TestServing(t *testing.T) {
 		"a name that is no Node's": {func(_ *testing.T, in *input) {
 			in.template.Subject.CommonName = "system:node:../worker-0"
 		}, both(Refuse, reason.CSRContent)},
-		"no Machine with this Node": {func(_ *testing.T, in *input) { in.world.machines[0].NodeRef = "" },
+		"no Machine with this Node": {func(_ *testing.T, in *input) { in.fake.machines[0].NodeRef = "" },
 			both(Retry, reason.MachineNotFound)},
-		"two Machines with this Node": {func(_ *testing.T, in *input) { in.world.machines[1].NodeRef = "worker-0" },
+		"two Machines with this Node": {func(_ *testing.T, in *input) { in.fake.machines[1].NodeRef = "worker-0" },
 			both(Retry, reason.MachineAmbiguous)},
 		"a name of another machine": {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"worker-1"} },
 			both(Retry, reason.CSRAddress)},
 		"an address of another machine": {func(_ *testing.T, in *input) {
 			in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)}
 		}, both(Retry, reason.CSRAddress)},
-		"a Machine without addresses yet": {func(_ *testing.T, in *input) { in.world.machines[0].Addresses = nil },
+		"a Machine without addresses yet": {func(_ *testing.T, in *input) { in.fake.machines[0].Addresses = nil },
 			both(Retry, reason.CSRAddress)},
 		"a wildcard": {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"*"} },
 			both(Retry, reason.CSRAddress)},
 		"an IPv6 address in a longer form": {func(_ *testing.T, in *input) { in.sixes() }, both(Retry, reason.CSRAddress)},
 		"an address as a name": {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"10.0.0.5"} },
 			both(Retry, reason.CSRAddress)},
-		"one name alone":    {func(_ *testing.T, in *input) { in.template.IPAddresses = nil }, both(Approve, 0)},
-		"one address alone": {func(_ *testing.T, in *input) { in.template.DNSNames = nil }, both(Approve, 0)},
+		"only one name":    {func(_ *testing.T, in *input) { in.template.IPAddresses = nil }, both(Approve, 0)},
+		"only one address": {func(_ *testing.T, in *input) { in.template.DNSNames = nil }, both(Approve, 0)},
 		"an external name in upper case": {func(_ *testing.T, in *input) {
-			in.world.machines[0].Addresses[0] = corev1.NodeAddress{Type: corev1.NodeExternalDNS, Address: "Worker-0."}
+			in.fake.machines[0].Addresses[0] = corev1.NodeAddress{Type: corev1.NodeExternalDNS, Address: "Worker-0."}
 		}, both(Approve, 0)},
-		"a flood by others": {func(_ *testing.T, in *input) { in.world.load.Pending = 103 },
+		"a flood by others": {func(_ *testing.T, in *input) { in.fake.load.Pending = 103 },
 			[2]want2{{Retry, reason.CSRLimit}, {Approve, 0}}},
-		"11 requests of this node": {func(_ *testing.T, in *input) { in.world.load.Own = 11 },
+		"11 requests of this node": {func(_ *testing.T, in *input) { in.fake.load.Own = 11 },
 			[2]want2{{Approve, 0}, {Retry, reason.CSRLimit}}},
 		"a quarantine": {func(_ *testing.T, in *input) { in.quarantined() },
 			[2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
@@ -79,59 +79,59 @@ func TestServing(t *testing.T) {
 		"no Machine to be read": {func(_ *testing.T, in *input) { in.fails("MachinesByNode") },
 			both(Retry, reason.StoreUnavailable)},
 		"no kubelet that answers": {func(_ *testing.T, in *input) { in.fails("ServingCertificate") }, both(Approve, 0)},
-		"a renewal without a Machine": {func(t *testing.T, in *input) { in.renews(t, nil); in.world.machines = nil },
+		"a renewal without a Machine": {func(t *testing.T, in *input) { in.renews(t, nil); in.fake.machines = nil },
 			both(Approve, 0)},
 		"a renewal of an expired one": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.NotAfter = now.Add(-time.Second) })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.NotAfter = now.Add(-time.Second) })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal of one not valid yet": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.NotBefore = now.Add(time.Second) })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.NotBefore = now.Add(time.Second) })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal of a client's": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal of another node's": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.Subject.CommonName = "system:node:worker-1" })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.Subject.CommonName = "system:node:worker-1" })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal with a name more": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.DNSNames = nil })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.DNSNames = nil })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal with a name fewer": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "more") })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "more") })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal with another address": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)} })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)} })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal of one with a URI": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, func(c *x509.Certificate) { c.URIs = uri("spiffe://x/y") })
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.URIs = uri("spiffe://x/y") })
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal by another authority": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, nil)
-			in.world.presented.Roots = x509.NewCertPool()
+			in.renewsUnbound(t, nil)
+			in.fake.presented.Roots = x509.NewCertPool()
 		}, both(Retry, reason.MachineNotFound)},
 		"a renewal without known authorities": {func(t *testing.T, in *input) {
-			in.renewsAlone(t, nil)
-			in.world.presented.Roots = nil
+			in.renewsUnbound(t, nil)
+			in.fake.presented.Roots = nil
 		}, both(Retry, reason.MachineNotFound)},
 		"an old certificate, a new address": {func(t *testing.T, in *input) {
 			in.renews(t, func(c *x509.Certificate) { c.IPAddresses = nil })
 		}, both(Approve, 0)},
 		"an egress address, no certificate": {func(t *testing.T, in *input) {
 			in.egress(t, "99.0.1.1")
-			in.world.presented = nil
+			in.fake.presented = nil
 		}, both(Retry, reason.CSRAddress)},
 		"an egress address": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1") }, both(Approve, 0)},
 		"an egress address of another node": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.2") },
 			both(Retry, reason.CSRAddress)},
 		"an egress range that is none": {func(t *testing.T, in *input) {
 			in.egress(t, "99.0.1.2")
-			in.world.egress.CIDRs = []string{"all"}
+			in.fake.egress.CIDRs = []string{"all"}
 		}, both(Retry, reason.CSRAddress)},
 		"an egress address and a new name": {func(t *testing.T, in *input) {
 			in.egress(t, "99.0.1.1")
 			in.template.DNSNames = append(in.template.DNSNames, "new")
 		}, both(Retry, reason.CSRAddress)},
-		"another network": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.world.egress = nil },
+		"another network": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.fake.egress = nil },
 			both(Retry, reason.CSRAddress)},
 		"no network to be read": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.fails("Egress") },
 			both(Retry, reason.StoreUnavailable)},
@@ -158,14 +158,14 @@ func TestServing(t *testing.T) {
 	}
 }
 
-// Without authorities nothing is verified: not even by those of the system.
-func TestNoAuthoritiesAreNotTheSystems(t *testing.T) {
+// Without authorities nothing verifies, not even with those of the system.
+func TestRenewal_DoesNotUseTheSystemsRoots(t *testing.T) {
 	in := serving()
-	in.renewsAlone(t, nil)
-	in.world.presented.Roots = nil
+	in.renewsUnbound(t, nil)
+	in.fake.presented.Roots = nil
 	want(t, in.decide(), Retry, reason.MachineNotFound)
 	for _, c := range in.decide().Checks {
-		if c.Name == "renewal" && c.Detail != "the kubelets' authorities are not known" {
+		if c.Name == "renewal" && c.Detail != "the kubelets' certificate authorities are unknown" {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -174,28 +174,28 @@ func TestNoAuthoritiesAreNotTheSystems(t *testing.T) {
 func (in *input) quarantined() {
 	rec := recordOf("worker-0", uidA, credentialA)
 	rec.Spec.Quarantined = true
-	in.world.records = []*v1alpha1.MachineAttestation{rec}
+	in.fake.records = []*v1alpha1.MachineAttestation{rec}
 }
 
-// renews: the kubelet presents a certificate for what the request asks for.
+// renews makes the kubelet present a certificate for the content of the request.
 func (in *input) renews(t *testing.T, change func(*x509.Certificate)) {
-	in.world.presented = present(t, in.template, change)
+	in.fake.presented = present(t, in.template, change)
 }
 
-// renewsAlone: and there is no Machine that could speak for it.
-func (in *input) renewsAlone(t *testing.T, change func(*x509.Certificate)) {
+// renewsUnbound does the same without a Machine.
+func (in *input) renewsUnbound(t *testing.T, change func(*x509.Certificate)) {
 	in.renews(t, change)
-	in.world.machines = nil
+	in.fake.machines = nil
 }
 
-// egress: the node has asked for one address more since, and the network gives it ip.
+// egress adds an address to the request, and makes ip an egress address of the node.
 func (in *input) egress(t *testing.T, ip string) {
 	in.renews(t, nil)
 	in.template.IPAddresses = append(slices.Clone(in.template.IPAddresses), net.IPv4(99, 0, 1, 1))
-	in.world.egress = &Egress{IPs: []string{ip}}
+	in.fake.egress = &Egress{IPs: []string{ip}}
 }
 
 func (in *input) sixes() {
 	in.template.IPAddresses = []net.IP{net.ParseIP("fd00::5")}
-	in.world.machines[0].Addresses[1].Address = "fd00:0:0:0:0:0:0:5"
+	in.fake.machines[0].Addresses[1].Address = "fd00:0:0:0:0:0:0:5"
 }

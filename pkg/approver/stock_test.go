@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What the cluster-machine-approver answers: yes, no for good, or an error, after
-// which it tries again.
+// The cluster-machine-approver's results: approval, final refusal, or an error, after which
+// it tries again.
 type answer int
 
 const (
@@ -44,7 +44,7 @@ func stockServing() *input {
 			SignerName: certificatesv1.KubeletServingSignerName, Usages: slices.Clone(legacyServing),
 			Username: "system:node:test", Groups: []string{"system:authenticated", "system:nodes"},
 		}},
-		world: &fakeWorld{load: Load{Machines: 1, Nodes: 1},
+		fake: &fakeCluster{load: Load{Machines: 1, Nodes: 1},
 			machines: []Machine{{NodeRef: "test", Addresses: []corev1.NodeAddress{
 				{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}, {Type: corev1.NodeExternalIP, Address: "10.0.0.1"},
 				{Type: corev1.NodeInternalDNS, Address: "node1.local"}, {Type: corev1.NodeExternalDNS, Address: "node1"},
@@ -65,33 +65,32 @@ func stockPanda() *input {
 			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Usages: slices.Clone(legacyClient),
 			Username: bootstrapperName, Groups: bootstrapperGroups(),
 		}},
-		world: &fakeWorld{load: Load{Machines: 2}, machines: []Machine{animal("tigers"), animal("panda")}},
+		fake: &fakeCluster{load: Load{Machines: 2}, machines: []Machine{animal("tigers"), animal("panda")}},
 	}
 }
 
-// D18: without attestation we answer as the cluster-machine-approver does in the 48
-// cases of its own Test_authorizeCSR, whose names these are. The inputs are made
-// here, after what the names and its conditions say; for nil, its second call in
-// each case, there is no counterpart.
-func TestDecidesAsTheStockApprover(t *testing.T) {
+// Status row D18: without attestation this package decides like the cluster-machine-approver
+// in the 48 cases of its Test_authorizeCSR, whose names these are. The inputs are written
+// from the names and conditions. Its second call in each case, with nil, has no counterpart.
+func TestDecide_AgreesWithTheStockApprover(t *testing.T) {
 	server := func(change func(*input)) func() *input {
 		return func() *input { in := stockServing(); change(in); return in }
 	}
 	client := func(change func(*input)) func() *input {
 		return func() *input { in := stockPanda(); change(in); return in }
 	}
-	// The kubelet of the node presents what it has; there is no Machine.
+	// The node's kubelet presents its certificate; there is no Machine.
 	renewing := func(change func(*input)) func() *input {
 		return server(func(in *input) {
-			in.world.machines, in.world.nodes = nil, []string{"test"}
-			in.world.presented = present(t, in.template, nil)
+			in.fake.machines, in.fake.nodes = nil, []string{"test"}
+			in.fake.presented = present(t, in.template, nil)
 			change(in)
 		})
 	}
 	extra := func(in *input) { in.template.IPAddresses = append(in.template.IPAddresses, net.IPv4(99, 0, 1, 1)) }
 	times := func(machineAgo, requestAgo time.Duration) func(*input) {
 		return func(in *input) {
-			in.world.machines[1].Created = now.Add(-machineAgo)
+			in.fake.machines[1].Created = now.Add(-machineAgo)
 			in.csr.CreationTimestamp = metav1.NewTime(now.Add(-requestAgo))
 		}
 	}
@@ -113,7 +112,7 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 		{"bad-csr", server(func(in *input) { in.csr.Spec.Request = []byte("-----BEGIN??\n") }), again},
 		{"no-node-prefix", server(func(in *input) { in.csr.Spec.Username = "test" }), no},
 		{"only-node-prefix", server(func(in *input) { in.csr.Spec.Username = "system:node:" }), no},
-		{"no-machine-status-ref", server(func(in *input) { in.world.machines[0].NodeRef = "" }), again},
+		{"no-machine-status-ref", server(func(in *input) { in.fake.machines[0].NodeRef = "" }), again},
 		{"missing-groups-1", server(func(in *input) { in.csr.Spec.Groups = []string{"system:authenticated"} }), no},
 		{"missing-groups-2", server(func(in *input) { in.csr.Spec.Groups = []string{"system:nodes"} }), no},
 		{"extra-group", server(func(in *input) { in.csr.Spec.Groups = append(in.csr.Spec.Groups, "foo-group") }), yes},
@@ -127,15 +126,15 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 		{"csr-cn-2", server(func(in *input) { in.template.Subject.CommonName = "test" }), no},
 		{"csr-no-o", server(func(in *input) { in.template.Subject.Organization = nil }), no},
 		{"csr-extra-addr", server(extra), again},
-		{"csr-san-ip-mismatch", server(func(in *input) { in.world.machines[0].Addresses[1].Address = "10.0.0.2" }), again},
-		{"csr-san-dns-mismatch", server(func(in *input) { in.world.machines[0].Addresses[3].Address = "node2" }), again},
-		{"csr-san-dns-trailing-period", server(func(in *input) { in.world.machines[0].Addresses[3].Address = "node1." }),
+		{"csr-san-ip-mismatch", server(func(in *input) { in.fake.machines[0].Addresses[1].Address = "10.0.0.2" }), again},
+		{"csr-san-dns-mismatch", server(func(in *input) { in.fake.machines[0].Addresses[3].Address = "node2" }), again},
+		{"csr-san-dns-trailing-period", server(func(in *input) { in.fake.machines[0].Addresses[3].Address = "node1." }),
 			yes},
 		{"client good", client(func(*input) {}), yes},
-		{"client good with upper case DNS", client(func(in *input) { in.world.machines[1].Addresses[0].Address = "Panda" }),
+		{"client good with upper case DNS", client(func(in *input) { in.fake.machines[1].Addresses[0].Address = "Panda" }),
 			yes},
 		{"client good with trailing dot in DNS",
-			client(func(in *input) { in.world.machines[1].Addresses[0].Address = "panda." }), yes},
+			client(func(in *input) { in.fake.machines[1].Addresses[0].Address = "panda." }), yes},
 		{"client extra O", client(func(in *input) { in.template.Subject.Organization = []string{"system:nodes", "bamboo"} }),
 			no},
 		{"client with DNS", client(func(in *input) { in.template.DNSNames = []string{"banana"} }), no},
@@ -144,33 +143,33 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 		{"client good but missing usage", client(usages(encipher, cli)), no},
 		{"client good but wrong CN", client(func(in *input) {
 			in.template.Subject.CommonName = "system:foo:zebra"
-			in.world.machines[1].Addresses[0].Address = "zebra"
+			in.fake.machines[1].Addresses[0].Address = "zebra"
 		}), no},
 		{"client good but wrong user", client(func(in *input) { in.csr.Spec.Username += "-not" }), no},
 		{"client good but wrong user group",
 			client(func(in *input) { in.csr.Spec.Groups = append(in.csr.Spec.Groups, "extra-group") }), no},
 		{"client good but empty name", client(func(in *input) { in.template.Subject.CommonName = "system:node:" }), no},
-		{"client good but node exists", client(func(in *input) { in.world.nodes = []string{"panda"} }), no},
+		{"client good but node exists", client(func(in *input) { in.fake.nodes = []string{"panda"} }), no},
 		{"client good but missing machine",
-			client(func(in *input) { in.world.machines[1].Addresses[0].Type = corev1.NodeExternalDNS }), again},
-		{"client good but machine has node ref", client(func(in *input) { in.world.machines[1].NodeRef = "other" }), no},
-		{"client good but auto approval is disabled", client(func(in *input) { in.world.disabled = true }), again},
+			client(func(in *input) { in.fake.machines[1].Addresses[0].Type = corev1.NodeExternalDNS }), again},
+		{"client good but machine has node ref", client(func(in *input) { in.fake.machines[1].NodeRef = "other" }), no},
+		{"client good but auto approval is disabled", client(func(in *input) { in.fake.disabled = true }), again},
 		{"client good with proper timing", client(times(11*time.Minute, 10*time.Minute)), yes},
 		{"client good with proper timing 2", client(times(3*time.Minute, 2*time.Minute+51*time.Second)), yes},
 		{"client good but CSR too early", client(times(2*time.Minute, 3*time.Minute)), no},
 		{"client good but CSR too late", client(times(25*time.Hour, time.Minute)), no},
 		{"successfull renew flow", renewing(func(*input) {}), yes},
 		{"successfull fallback to fresh approval", server(func(in *input) {
-			in.world.fail = map[string]error{"ServingCertificate": errNoKubelet}
+			in.fake.fail = map[string]error{"ServingCertificate": errNoKubelet}
 		}), yes},
 		{"successfull fallback to fresh approval from incorrect server cert", renewing(func(in *input) {
-			in.world.presented = present(t, in.template, func(c *x509.Certificate) { c.Subject.CommonName = "example.net" })
+			in.fake.presented = present(t, in.template, func(c *x509.Certificate) { c.Subject.CommonName = "example.net" })
 		}), again},
-		{"CSR extra address not in egress IPs", renewing(func(in *input) { extra(in); in.world.egress = &Egress{} }), again},
+		{"CSR extra address not in egress IPs", renewing(func(in *input) { extra(in); in.fake.egress = &Egress{} }), again},
 		{"CSR extra address in egress IPs",
-			renewing(func(in *input) { extra(in); in.world.egress = &Egress{IPs: []string{"99.0.1.1"}} }), yes},
+			renewing(func(in *input) { extra(in); in.fake.egress = &Egress{IPs: []string{"99.0.1.1"}} }), yes},
 		{"CSR extra address in egress CIDRs",
-			renewing(func(in *input) { extra(in); in.world.egress = &Egress{CIDRs: []string{"99.0.1.0/24"}} }), yes},
+			renewing(func(in *input) { extra(in); in.fake.egress = &Egress{CIDRs: []string{"99.0.1.0/24"}} }), yes},
 	}
 	if len(vectors) != 48 {
 		t.Fatalf("%d vectors, the table has 48", len(vectors))
@@ -188,7 +187,7 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 			case Deny:
 				t.Error("the stock approver never denies")
 			}
-			// It tries again for ever what will never parse.
+			// It tries again indefinitely, although the request will never parse.
 			if v.name == "bad-csr" {
 				v.stock = no
 			}

@@ -11,26 +11,26 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// Keys that an index finds requests by; see [Config.IndexKeys].
+// Keys of the index of requests; see [Config.IndexKeys].
 const (
-	// KeyCounted has every request that may count in [Load].Pending.
+	// KeyCounted selects all requests that may count in [Load].Pending.
 	KeyCounted = "counted"
-	// KeyClient has every undecided request for a client certificate.
+	// KeyClient selects all undecided requests for a client certificate.
 	KeyClient = "client"
 
 	keyCredential = "credential/"
 	keyUser       = "user/"
 )
 
-// IndexKeys returns the keys of a request in an index. It needs no more of the request
-// than its metadata, signer, user, groups, credential and conditions.
+// IndexKeys returns the keys of a request in the index. It uses only the request's
+// metadata, signer, user, groups, credential and conditions.
 func (c Config) IndexKeys(in *certificatesv1.CertificateSigningRequest) (keys []string) {
 	r := FromCSR(in)
-	waits := r.Kind != "" && !r.Decided
-	if _, _, ok := c.Pending(in); waits && c.Attestation || ok && !c.Attestation {
+	pending := r.Kind != "" && !r.Decided
+	if _, _, ok := c.Pending(in); pending && c.Attestation || ok && !c.Attestation {
 		keys = append(keys, KeyCounted)
 	}
-	if !waits {
+	if !pending {
 		return keys
 	}
 	keys = append(keys, keyUser+r.Username)
@@ -43,8 +43,8 @@ func (c Config) IndexKeys(in *certificatesv1.CertificateSigningRequest) (keys []
 	return keys
 }
 
-// OwnKeys returns the keys of the requests that [Load].Own counts: those of the record's
-// credentials, or without a record those of the request's user.
+// OwnKeys returns the keys of the requests that [Load].Own counts: those that the
+// record's credentials made, or without a record those of the same user.
 func (r *Request) OwnKeys(rec *v1alpha1.MachineAttestation) (keys []string) {
 	if rec == nil {
 		return []string{keyUser + r.Username}
@@ -60,8 +60,8 @@ func (r *Request) compareTo(o *certificatesv1.CertificateSigningRequest) int {
 	return cmp.Or(cmp.Compare(o.CreationTimestamp.Unix(), r.Created.Unix()), cmp.Compare(o.Name, r.Name))
 }
 
-// Own counts the requests for [Load].Own among all of the same machine or node. There may
-// be very many, so it parses and copies none.
+// Own counts the requests of [Load].Own among all requests of the same machine or node.
+// There may be very many, so it neither parses nor copies them.
 func (r *Request) Own(all []*certificatesv1.CertificateSigningRequest, now time.Time) (n int) {
 	since := now.Add(-Window).Unix()
 	for _, o := range all {
@@ -72,8 +72,8 @@ func (r *Request) Own(all []*certificatesv1.CertificateSigningRequest, now time.
 	return n
 }
 
-// Newer returns the names of the requests of the same machine after r, the newest first, at
-// most so many. Like [Request.Own] it parses none.
+// Newer returns the names of the later requests of the same machine, newest first, at most
+// limit. Like [Request.Own] it does not parse them.
 func (r *Request) Newer(all []*certificatesv1.CertificateSigningRequest, limit int) (names []string) {
 	newestFirst := func(a, b *certificatesv1.CertificateSigningRequest) int {
 		return cmp.Or(cmp.Compare(b.CreationTimestamp.Unix(), a.CreationTimestamp.Unix()), cmp.Compare(b.Name, a.Name))
@@ -95,8 +95,8 @@ func (r *Request) Newer(all []*certificatesv1.CertificateSigningRequest, limit i
 	return names
 }
 
-// CountPending counts for [Load].Pending among the requests of [KeyCounted]. recorded
-// reports whether a record has a credential.
+// CountPending counts the requests of [Load].Pending among those of [KeyCounted]. recorded
+// reports whether a record has the credential.
 func (c Config) CountPending(all []*certificatesv1.CertificateSigningRequest, recorded func(credential string) bool,
 	now time.Time) (n int) {
 	for i := range all {
@@ -115,11 +115,11 @@ func (c Config) CountPending(all []*certificatesv1.CertificateSigningRequest, re
 	return n
 }
 
-// messageBytes is the part of an approval's message that names the approver.
+// messageBytes is how much of an approval's message the cache keeps; it contains the approver's name.
 const messageBytes = 100
 
-// Trim returns what a cache keeps of a request: enough for [Config.IndexKeys] and to find
-// its owner and who approved it. It does not keep what the request asks for.
+// Trim returns the part of a request that a cache keeps: what [Config.IndexKeys] needs, and
+// what identifies its owner and its approver. It omits the content.
 func Trim(in *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	out := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{

@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// ours reports whose credential this is: "ours-N" is on the record of machine N modulo 10.
+// ours returns the owner of a credential: "ours-N" is on the record of machine N modulo 10.
 func ours(id string) (uid string, ok bool) {
 	var n int
 	if _, err := fmt.Sscanf(id, "ours-%d", &n); err != nil {
@@ -29,7 +29,7 @@ func isOurs(id string) bool {
 	return ok
 }
 
-// ownRecord is the record of machine N modulo 10, with its ten credentials.
+// ownRecord returns the record of machine N modulo 10, with its ten credentials.
 func ownRecord(uid string) *v1alpha1.MachineAttestation {
 	rec := new(v1alpha1.MachineAttestation)
 	for n := range 100 {
@@ -40,7 +40,7 @@ func ownRecord(uid string) *v1alpha1.MachineAttestation {
 	return rec
 }
 
-// indexed is what a cache with the index has.
+// indexed is a cache with the index.
 type indexed struct {
 	c   Config
 	all map[string]*certificatesv1.CertificateSigningRequest
@@ -75,7 +75,7 @@ var began = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 var attested, attestationOff = Config{Attestation: true}, Config{ServiceAccount: "ns/bootstrapper"}
 
-// some request: with a credential of ours, with another's, or by a node.
+// some returns a request: with a recorded credential, with another one, or by a node.
 func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("csr-", r.IntN(300)),
@@ -116,7 +116,7 @@ func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	return csr
 }
 
-// stockCount is the stock approver's count, in the order of its own rules.
+// stockCount is the stock approver's count, in the order of its rules.
 func stockCount(all map[string]*certificatesv1.CertificateSigningRequest, now time.Time) (n int) {
 	within := func(at time.Time, before time.Duration) bool {
 		return at.After(now.Add(-before)) && at.Before(now.Add(10*time.Second))
@@ -141,8 +141,8 @@ func stockCount(all map[string]*certificatesv1.CertificateSigningRequest, now ti
 	return n
 }
 
-// What is counted by the index is what a scan of all requests finds.
-func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
+// The counts by index equal those of a scan of all requests.
+func TestIndex_AgreesWithAScanOfAllRequests(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	w, stock := newIndexed(attested), newIndexed(attestationOff)
 	all := map[string]*certificatesv1.CertificateSigningRequest{}
@@ -193,7 +193,7 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 		if isOurs {
 			rec = ownRecord(mine)
 		} else if r.Kind == Client {
-			continue // such a request is refused before it is counted
+			continue // refused before it is counted
 		}
 		if o := r.Own(w.own(r, rec), now); o != own {
 			t.Fatalf("%s of %s: %d own, not %d", csr.Name, mine, o, own)
@@ -215,7 +215,7 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 	}
 }
 
-func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
+func TestOwn_NeverBlocksTheNewestRequest(t *testing.T) {
 	w := newIndexed(attested)
 	made := func(name, credential string, after time.Duration) *Request {
 		csr := &certificatesv1.CertificateSigningRequest{
@@ -260,8 +260,8 @@ func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
 	}
 }
 
-// A machine with very many requests does not make decisions about them expensive.
-func TestTheRequestsOfOneMachineAreNotCopied(t *testing.T) {
+// Decisions about a machine with very many requests are not expensive.
+func TestOwn_CopiesNoRequests(t *testing.T) {
 	allocations := func(size int) float64 {
 		var all []*certificatesv1.CertificateSigningRequest
 		for n := range size {
@@ -280,9 +280,8 @@ func TestTheRequestsOfOneMachineAreNotCopied(t *testing.T) {
 	}
 }
 
-// A record may be read after the request was: then the request is its machine's from
-// there on.
-func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
+// A record may be read later than the request. The request then counts as its machine's.
+func TestCountPending_OmitsRequestsOfRecordedCredentials(t *testing.T) {
 	w := newIndexed(attested)
 	csr := some(rand.New(rand.NewPCG(3, 4)))
 	csr.Spec.SignerName, csr.Spec.Extra, csr.Status.Conditions = certificatesv1.KubeAPIServerClientKubeletSignerName,
@@ -305,8 +304,8 @@ func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
 	}
 }
 
-// What is kept of a request is enough to tell whose it is, and no more.
-func TestTrimKeepsWhoseARequestIs(t *testing.T) {
+// A trimmed request still identifies its owner.
+func TestTrim_KeepsTheOwner(t *testing.T) {
 	csr := some(rand.New(rand.NewPCG(5, 6)))
 	csr.Spec.Request, csr.Spec.Groups = make([]byte, 1<<20), []string{"system:nodes"}
 	csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {"JTI=1"}, "other": {"x"}}

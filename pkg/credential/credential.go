@@ -1,19 +1,18 @@
-// Package credential is a machine's own bootstrap credential: what takes the place
-// of the shared one in the kubeconfig of its Ignition config, so that what the
-// kubelet asks for with it can be told from what any other machine asks for
-// (DESIGN, section 11.1).
+// Package credential handles a machine's own bootstrap credential. The gate puts it into
+// the kubeconfig of the machine's Ignition config in place of the shared one. So the
+// approver can tell which machine's kubelet made a certificate signing request.
 //
-// [Find] looks for the one file, /etc/kubernetes/kubeconfig, in a config of
-// specification 2.x or 3.x; [Slot.With] gives the config with that file's token
-// exchanged and every other byte as it was: of the file, its source and, where
-// there is one, its hash change, in the encoding and compression that they have.
+// [Find] finds the file /etc/kubernetes/kubeconfig in a config of specification 2.x or
+// 3.x. [Slot.With] returns the config with another token in that file. Only the file's
+// source and its hash, if any, change, in their own encoding and compression. Every other
+// byte is unchanged.
 //
-// Both follow the readers of what they change. Ignition's JSON decoder takes names
-// in any case and the last of several, so a name that occurs twice on the way is
-// refused. In the kubeconfig exactly one user has a token, it is the one of the
-// current context, and nobody has another credential: otherwise the kubelet could
-// go on with what all machines share. What a config merges from elsewhere is the
-// administrator's, and is not looked at.
+// Both are as strict as the programs that read the config require. Ignition's JSON decoder
+// ignores the case of names and uses the last of duplicates, so duplicates are rejected. In
+// the kubeconfig exactly one user has a token, that of the current context, and no user has
+// another credential. Otherwise the kubelet could still use a shared credential. Configs
+// that the config merges from elsewhere are the administrator's responsibility and are
+// ignored.
 package credential
 
 import (
@@ -22,13 +21,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Path is the file that the kubelet bootstraps with.
+// Path is the kubeconfig with which the kubelet bootstraps.
 const Path = "/etc/kubernetes/kubeconfig"
 
-// Credential is one, with what a record keeps of it.
+// Credential is a bootstrap credential, with what a record stores about it.
 type Credential struct {
-	// ID is how the kubelet's certificate signing requests name it: "JTI=" and the id of a
-	// service account's token (the credential id in spec.extra), or the user of a
+	// ID identifies the credential in the kubelet's certificate signing requests: "JTI=" and
+	// the ID of a service account's token (the credential ID in spec.extra), or the user of a
 	// bootstrap token, "system:bootstrap:ID" (in spec.username).
 	ID     string
 	Issued time.Time
@@ -36,6 +35,6 @@ type Credential struct {
 	// Secret is the "namespace/name" of the Secret whose deletion revokes it.
 	Secret    string
 	SecretUID string
-	// Token is what goes into the kubeconfig.
+	// Token is the token for the kubeconfig.
 	Token secret.Bytes
 }

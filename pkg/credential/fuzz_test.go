@@ -19,8 +19,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// FuzzFind: any config at all. What is found can be exchanged, again and again, and
-// stays a config.
+// FuzzFind: for any config, the token of a found kubeconfig can be replaced repeatedly, and
+// the result stays a config.
 func FuzzFind(f *testing.F) {
 	h := honest()
 	f.Add(config("3.5.0", h.String()))
@@ -53,8 +53,8 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-// FuzzKubeconfig: any kubeconfig. Wherever the kubelet's own decoder takes it, it
-// takes it afterwards, and sees nothing changed but the token.
+// FuzzKubeconfig: for any kubeconfig that the kubelet's decoder accepts, it accepts the
+// result, and only the token differs.
 func FuzzKubeconfig(f *testing.F) {
 	f.Add([]byte(kubeconfig))
 	f.Add([]byte(strings.Replace(kubeconfig, shared, `"`+shared+`" # a`, 1)))
@@ -77,7 +77,7 @@ func FuzzKubeconfig(f *testing.F) {
 		}
 		var was, is map[string]any
 		if yaml.Unmarshal(kubeconfig, &was) != nil {
-			return // the kubelet never had a credential from it
+			return // the kubelet gets no credential from it
 		}
 		after := read(t, bytes.Join(parts, nil))
 		if err := yaml.Unmarshal(after, &is); err != nil {
@@ -93,7 +93,7 @@ func FuzzKubeconfig(f *testing.F) {
 	})
 }
 
-// FuzzSource: any data URL. What is decoded here is what Ignition decodes.
+// FuzzSource: any data URL is decoded as in Ignition.
 func FuzzSource(f *testing.F) {
 	for _, source := range []string{"data:,", "data:;base64,", "data:text/plain;charset=utf-8,", "DATA:,", "data:,%2",
 		"data:;base64;a=b,"} {
@@ -112,7 +112,7 @@ func FuzzSource(f *testing.F) {
 			}
 			u, err := url.Parse(source)
 			if err != nil {
-				continue // not for Ignition either
+				continue // Ignition rejects it, too
 			}
 			d, err := dataurl.DecodeString(u.String())
 			if err != nil {
@@ -131,8 +131,8 @@ func FuzzSource(f *testing.F) {
 	})
 }
 
-// Random configs: other files of every sort, in any order, with any white space.
-func TestAnyConfigKeepsEverythingElse(t *testing.T) {
+// Random configs: other files of all kinds, in any order, with any white space.
+func TestWith_ChangesOnlyTheToken(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
 		f := honest()
@@ -168,7 +168,7 @@ func TestAnyConfigKeepsEverythingElse(t *testing.T) {
 	}
 }
 
-// What the upstream sends is untrusted: no text of it costs much more than itself.
+// The upstream's response is untrusted: the cost of a text is at most a small multiple of its size.
 func TestAttack_T16_HostileConfigsCostLittle(t *testing.T) {
 	deep := strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
 	bomb := honest()
@@ -217,8 +217,8 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// BenchmarkWith is what a machine's own credential adds to a request, in a config
-// of 500 kB with a kubeconfig of 12 kB.
+// BenchmarkWith measures what a machine's own credential adds to a request, in a config of
+// 500 kB with a kubeconfig of 12 kB.
 func BenchmarkWith(b *testing.B) {
 	for _, c := range []struct {
 		name   string

@@ -12,19 +12,19 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// others are what a user can be known by besides its token.
+// others are the credentials that a user can have besides its token.
 var others = []string{"tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data",
 	"username", "password", "exec", "auth-provider"}
 
-// token returns where in a kubeconfig, which is YAML or JSON, the one token stands,
-// its quotes included. In order:
+// token returns the position of the only token in a kubeconfig, which is YAML or JSON,
+// including its quotes. In order:
 //
-//   - it is one document in UTF-8, and no name that is looked for occurs twice in an object
-//   - the current context is one of its contexts, and names a user
-//   - exactly one user has a token, this one, and no user has any other credential
-//   - the token stands there on one line, as it is
+//   - the kubeconfig is one UTF-8 document, and no relevant name occurs twice in an object
+//   - the current context exists and names a user
+//   - only that user has a token, and no user has any other credential
+//   - the token is on one line, without escapes
 //
-// The errors have nothing of its text in them.
+// The errors contain no text of the kubeconfig.
 func token(kubeconfig []byte) (start, end int, err error) {
 	root, err := document(kubeconfig)
 	if err != nil {
@@ -63,7 +63,7 @@ func token(kubeconfig []byte) (start, end int, err error) {
 		if t, err := get(u, "token"); err != nil {
 			return 0, 0, err
 		} else if t != nil && u != user {
-			return 0, 0, errors.New("a user has a token and is not the current context's")
+			return 0, 0, errors.New("a user other than the current context's has a token")
 		}
 	}
 	t, err := get(user, "token")
@@ -71,13 +71,13 @@ func token(kubeconfig []byte) (start, end int, err error) {
 		return 0, 0, err
 	}
 	if t == nil || t.Kind != yaml.ScalarNode || t.Tag != "!!str" || !plain(t.Value) {
-		return 0, 0, errors.New("the current context's user has no token that can be exchanged")
+		return 0, 0, errors.New("the current context's user has no token that can be replaced")
 	}
 	return locate(kubeconfig, t)
 }
 
 func document(kubeconfig []byte) (*yaml.Node, error) {
-	// The kubelet's decoder would recode what is not UTF-8.
+	// The kubelet's decoder would recode other encodings.
 	if !utf8.Valid(kubeconfig) || bytes.HasPrefix(kubeconfig, []byte("\ufeff")) {
 		return nil, errors.New("it is not plain UTF-8")
 	}
@@ -87,28 +87,28 @@ func document(kubeconfig []byte) (*yaml.Node, error) {
 		return nil, errors.New("it is not YAML")
 	}
 	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more than one document in it")
+		return nil, errors.New("it has more than one document")
 	}
 	return doc.Content[0], nil
 }
 
-// get returns what a mapping has under that name; nil where it has nothing. The
-// kubelet distinguishes case: a name in another one would be ignored there.
+// get returns the value of a name in a mapping, or nil. Names are case-sensitive, as in
+// the kubelet.
 func get(n *yaml.Node, name string) (found *yaml.Node, err error) {
 	if n == nil || n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		return nil, nil
 	}
 	if n.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("where %s should be is no object", name)
+		return nil, fmt.Errorf("the parent of %s is not an object", name)
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := n.Content[i]
 		switch {
 		case key.Kind != yaml.ScalarNode || key.Value == "<<" || n.Content[i+1].Kind == yaml.AliasNode:
-			return nil, errors.New("it has references in it")
+			return nil, errors.New("it has references")
 		case !strings.EqualFold(key.Value, name):
 		case found != nil || key.Value != name:
-			return nil, fmt.Errorf("%s can be read in two ways", name)
+			return nil, fmt.Errorf("%s is ambiguous", name)
 		default:
 			found = n.Content[i+1]
 		}
@@ -116,26 +116,26 @@ func get(n *yaml.Node, name string) (found *yaml.Node, err error) {
 	return found, nil
 }
 
-// text is the string that a mapping has under that name.
+// text returns the string value of a name in a mapping.
 func text(n *yaml.Node, name string) (string, error) {
 	v, err := get(n, name)
 	if err != nil {
 		return "", err
 	}
 	if v == nil || v.Kind != yaml.ScalarNode || v.Value == "" {
-		return "", fmt.Errorf("there is no %s", name)
+		return "", fmt.Errorf("it has no %s", name)
 	}
 	return v.Value, nil
 }
 
-// named finds in a list of {name: NAME, KIND: {...}} the one entry of a name.
+// named returns the only entry with a name in a list of {name: NAME, KIND: {...}}.
 func named(root *yaml.Node, list, kind, name string) (found *yaml.Node, err error) {
 	entries, err := get(root, list)
 	if err != nil {
 		return nil, err
 	}
 	if entries == nil || entries.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("there is no list of %s", list)
+		return nil, fmt.Errorf("it has no list %s", list)
 	}
 	for _, entry := range entries.Content {
 		have, err := text(entry, "name")
@@ -143,7 +143,7 @@ func named(root *yaml.Node, list, kind, name string) (found *yaml.Node, err erro
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("two of %s have the same name", list)
+			return nil, fmt.Errorf("two entries of %s have the same name", list)
 		}
 		if found, err = get(entry, kind); err != nil {
 			return nil, err
@@ -153,17 +153,17 @@ func named(root *yaml.Node, list, kind, name string) (found *yaml.Node, err erro
 		}
 	}
 	if found == nil {
-		return nil, fmt.Errorf("the current one is not among the %s", list)
+		return nil, fmt.Errorf("the current one is not in %s", list)
 	}
 	return found, nil
 }
 
-// locate finds a scalar in the text by the line and the column that YAML has for it.
+// locate returns the position of a scalar in the text, from its line and column.
 func locate(text []byte, n *yaml.Node) (start, end int, err error) {
 	for line := 1; line < n.Line; line++ {
 		i := bytes.IndexByte(text[start:], '\n')
 		if i < 0 {
-			return 0, 0, errors.New("the token cannot be found in it")
+			return 0, 0, errors.New("its token cannot be located")
 		}
 		start += i + 1
 	}
@@ -179,17 +179,17 @@ func locate(text []byte, n *yaml.Node) (start, end int, err error) {
 		want = `'` + want + `'`
 	}
 	if !bytes.HasPrefix(text[start:], []byte(want)) {
-		return 0, 0, errors.New("the token cannot be found in it")
+		return 0, 0, errors.New("its token cannot be located")
 	}
 	return start, start + len(want), nil
 }
 
-// plain reports whether a token is one word that needs no escape in YAML, JSON and URLs.
+// plain reports whether a token needs no escapes in YAML, JSON and URLs.
 func plain(token string) bool {
 	return token != "" && len(token) <= maxToken && !slices.ContainsFunc([]byte(token), func(c byte) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && strings.IndexByte("-._~+/=", c) < 0
 	})
 }
 
-// maxToken bounds a token; a service account's has some 1200 bytes.
+// maxToken is the maximum size of a token; a service account's has about 1200 bytes.
 const maxToken = 16 << 10

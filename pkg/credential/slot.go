@@ -12,32 +12,32 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Slot is where in a config the token of the kubeconfig stands. It keeps nothing
-// of the config but this one file, and is safe for concurrent use.
+// Slot is the position of the kubeconfig's token in a config. It stores only that file,
+// and is safe for concurrent use.
 type Slot struct {
 	length     int          // of the config
-	start, end int          // what changes
+	start, end int          // the part that changes
 	was        secret.Bytes // config[start:end]
 
 	sourceStart, sourceEnd int // of the data URL in was, without its quotes
-	hashStart, hashEnd     int // of the hash in was, without its quotes; 0 where there is none
+	hashStart, hashEnd     int // of the hash in was, without its quotes; 0 if there is none
 
 	how        source
 	head, tail secret.Bytes // of the kubeconfig, around the token
-	// Of the data URL, around the token: where it stands there as it is, as in what
-	// the Machine Config Server writes.
+	// Of the data URL, around the token, if the token is unencoded in it, as in the Machine
+	// Config Server's configs.
 	before, after secret.Bytes
 }
 
-// Find looks for the kubeconfig in a config, of specification 2.x or 3.x. nil: the
+// Find finds the kubeconfig in a config of specification 2.x or 3.x. It returns nil if the
 // config has none. In order:
 //
-//   - the config is one JSON object, and no name on the way to the file occurs twice
-//   - no more than one of storage.files has the path, and nothing is appended to it
-//   - its contents are a data URL that can be read, with the hash that they should have
+//   - the config is one JSON object, and no name on the path to the file occurs twice
+//   - at most one of storage.files has the path, and nothing is appended to it
+//   - its contents are a valid data URL with a matching hash, if any
 //   - the kubeconfig has one token, the one that the kubelet uses
 //
-// The errors have no secret in them.
+// The errors contain no secret.
 func Find(config []byte) (*Slot, error) {
 	root, ok := jsonspan.Parse(config)
 	if !ok {
@@ -45,7 +45,7 @@ func Find(config []byte) (*Slot, error) {
 	}
 	storage, err := root.Get("storage")
 	if err != nil {
-		return nil, fmt.Errorf("the config: %w", err)
+		return nil, fmt.Errorf("parse the config: %w", err)
 	}
 	files, err := storage.Get("files")
 	if err != nil {
@@ -65,7 +65,7 @@ func Find(config []byte) (*Slot, error) {
 	return s, nil
 }
 
-// fileIn returns the one file with the path.
+// fileIn returns the only file with the path, or none.
 func fileIn(files jsonspan.Value) (file jsonspan.Value, err error) {
 	for f := range files.Elements() {
 		p, _, err := value(f, "path")
@@ -76,14 +76,14 @@ func fileIn(files jsonspan.Value) (file jsonspan.Value, err error) {
 			continue
 		}
 		if !file.None() {
-			return file, fmt.Errorf("there are two files %s", Path)
+			return file, fmt.Errorf("two files have the path %s", Path)
 		}
 		file = f
 	}
 	return file, nil
 }
 
-// find reads the one file.
+// find returns the slot in a file.
 func find(file jsonspan.Value) (*Slot, error) {
 	if err := whole(file); err != nil {
 		return nil, err
@@ -133,30 +133,30 @@ func find(file jsonspan.Value) (*Slot, error) {
 	return s, nil
 }
 
-// whole refuses a file that its contents are not all of: specification 2.x appends
-// to a file, and has more than one filesystem; 3.x appends a list.
+// whole rejects a file with content from elsewhere: specification 2.x appends to a file
+// and has more than one filesystem, and 3.x appends a list.
 func whole(file jsonspan.Value) error {
 	more, err := file.Get("append")
 	if err != nil {
 		return err
 	}
 	for range more.Elements() {
-		return errors.New("something is appended to it")
+		return errors.New("other content is appended to it")
 	}
 	if !more.None() && !more.Is('[') && !more.Is('f') {
-		return errors.New("something is appended to it")
+		return errors.New("other content is appended to it")
 	}
 	filesystem, _, err := value(file, "filesystem")
 	if err != nil {
 		return err
 	}
 	if filesystem != "" && filesystem != "root" {
-		return errors.New("it is in a filesystem of its own")
+		return errors.New("it is in another filesystem")
 	}
 	return nil
 }
 
-// value is the string that an object has under that name, and where.
+// value returns the string value of a name in an object, and its position.
 func value(object jsonspan.Value, name string) (string, jsonspan.Value, error) {
 	at, err := object.Get(name)
 	if err != nil {
@@ -164,19 +164,19 @@ func value(object jsonspan.Value, name string) (string, jsonspan.Value, error) {
 	}
 	v, ok := at.Str()
 	if !ok && !at.None() {
-		return "", jsonspan.Value{}, fmt.Errorf("%s: not a string", name)
+		return "", jsonspan.Value{}, fmt.Errorf("%s is not a string", name)
 	}
 	return v, at, nil
 }
 
-// With is the config that Find looked at with another token: in three parts, of
-// which the first and the last are the config's own bytes.
+// With returns the config that was passed to Find with another token, in three parts. The
+// first and the last part are slices of config.
 func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
 	if len(config) != s.length || !bytes.Equal(config[s.start:s.end], s.was.Expose()) {
-		return nil, errors.New("not the config that was looked at")
+		return nil, errors.New("the config is not the one that was searched")
 	}
 	if !plain(string(token.Expose())) {
-		return nil, errors.New("the token is not one word")
+		return nil, errors.New("the token contains invalid characters")
 	}
 	if s.how.plain() {
 		before, after := s.before.Expose(), s.after.Expose()
@@ -184,7 +184,7 @@ func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
 		url = append(Escape(append(url, before...), token.Expose()), after...)
 		return [][]byte{config[:s.start], url, config[s.end:]}, nil
 	}
-	// In quotes: a bootstrap token of digits alone would be a number to YAML.
+	// Quoted, because YAML would parse a bootstrap token of only digits as a number.
 	file := make([]byte, 0, len(s.head.Expose())+len(s.tail.Expose())+len(token.Expose())+2)
 	file = append(append(file, s.head.Expose()...), '"')
 	file = append(append(file, token.Expose()...), '"')
@@ -206,13 +206,13 @@ func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
 	return [][]byte{config[:s.start], changed, config[s.end:]}, nil
 }
 
-// edit puts something in the place of was[start:end].
+// edit replaces was[start:end].
 type edit struct {
 	start, end int
 	with       []byte
 }
 
-// Format keeps fmt, and with it any logger, from printing the shared token.
+// Format prevents fmt, and any logger, from printing the shared token.
 func (s *Slot) Format(f fmt.State, _ rune) {
-	_, _ = io.WriteString(f, "[the kubeconfig of a config]")
+	_, _ = io.WriteString(f, "[kubeconfig]")
 }

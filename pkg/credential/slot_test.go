@@ -29,7 +29,7 @@ const (
 	digits = "123456.7890123456789012" // a bootstrap token that is a number to YAML
 )
 
-// kubeconfig is as the Machine Config Server writes it.
+// kubeconfig is the file as the Machine Config Server writes it.
 const kubeconfig = `apiVersion: v1
 clusters:
 - cluster:
@@ -50,13 +50,13 @@ users:
     token: ` + shared + `
 `
 
-// file is the kubeconfig's entry in a config.
+// file is the entry of the kubeconfig in a config.
 type file struct {
 	header, compression, hash string // hash is the algorithm
 	kubeconfig                string
-	members                   string // more of the entry
+	members                   string // more members of the entry
 	path                      string
-	source                    string // in the place of the kubeconfig's
+	source                    string // replaces that of the kubeconfig
 }
 
 func (f file) String() string {
@@ -102,7 +102,7 @@ func honest() file {
 	return file{header: "data:,", kubeconfig: kubeconfig, path: credential.Path}
 }
 
-// config is a config with files around this one.
+// config returns a config with this file among others.
 func config(version string, entries ...string) []byte {
 	files := append([]string{`{"path": "/etc/hostname", "contents": {"source": "data:,a"}}`}, entries...)
 	files = append(files, `{"path": "/etc/last", "contents": {"source": "data:,z"}}`)
@@ -110,7 +110,7 @@ func config(version string, entries ...string) []byte {
 		`]}, "systemd": {"units": [{"name": "a.service"}]}} ` + "\n")
 }
 
-// read is the kubeconfig as Ignition would write it.
+// read returns the kubeconfig as Ignition would write it.
 func read(t testing.TB, config []byte) []byte {
 	t.Helper()
 	var c struct {
@@ -161,7 +161,7 @@ func read(t testing.TB, config []byte) []byte {
 	return nil
 }
 
-// object is a kubeconfig as the kubelet reads it.
+// object returns a kubeconfig as the kubelet parses it.
 func object(t testing.TB, raw []byte) (o map[string]any) {
 	t.Helper()
 	if err := yaml.Unmarshal(raw, &o); err != nil {
@@ -170,7 +170,7 @@ func object(t testing.TB, raw []byte) (o map[string]any) {
 	return o
 }
 
-// current is the user of the current context.
+// current returns the user of the current context.
 func current(t testing.TB, o map[string]any) map[string]any {
 	t.Helper()
 	find := func(list, kind string, name any) map[string]any {
@@ -185,7 +185,7 @@ func current(t testing.TB, o map[string]any) map[string]any {
 	return find("users", "user", find("contexts", "context", o["current-context"])["user"])
 }
 
-// exchanged checks everything that With promises.
+// exchanged checks all guarantees of With.
 func exchanged(t testing.TB, before []byte, token string) []byte {
 	t.Helper()
 	kept := bytes.Clone(before)
@@ -208,7 +208,7 @@ func exchanged(t testing.TB, before []byte, token string) []byte {
 	if !bytes.Equal(before, kept) {
 		t.Fatal("the config itself was written to")
 	}
-	// The config but for this one file, the file but for this one token.
+	// Compare the config without this file, and the file without this token.
 	was, is := read(t, before), read(t, after)
 	if a, b := without(t, before), without(t, after); !reflect.DeepEqual(a, b) {
 		t.Errorf("more than one file changed:\n%v\n%v", a, b)
@@ -228,7 +228,7 @@ func exchanged(t testing.TB, before []byte, token string) []byte {
 	return after
 }
 
-// without is a config without what may change.
+// without returns a config without the parts that may change.
 func without(t testing.TB, config []byte) (o map[string]any) {
 	t.Helper()
 	if err := json.Unmarshal(config, &o); err != nil {
@@ -249,7 +249,7 @@ func without(t testing.TB, config []byte) (o map[string]any) {
 	return o
 }
 
-func TestOnlyTheTokenOfTheKubeconfigChanges(t *testing.T) {
+func TestWith_ChangesOnlyTheTokenOfTheKubeconfig(t *testing.T) {
 	for _, c := range []struct {
 		name, version string
 		change        func(*file)
@@ -288,7 +288,7 @@ func TestOnlyTheTokenOfTheKubeconfigChanges(t *testing.T) {
 		{"with the lines of another system", "3.2.0",
 			func(f *file) { f.kubeconfig = strings.ReplaceAll(kubeconfig, "\n", "\r\n") }},
 		{"a user without any credential beside it", "3.2.0",
-			func(f *file) { f.kubeconfig += "- name: nobody\n  user: {}\n- name: none\n" }},
+			func(f *file) { f.kubeconfig += "- name: unused\n  user: {}\n- name: none\n" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := honest()
@@ -296,13 +296,13 @@ func TestOnlyTheTokenOfTheKubeconfigChanges(t *testing.T) {
 			before := config(c.version, f.String())
 			for _, token := range []string{own, digits, "true"} {
 				after := exchanged(t, before, token)
-				exchanged(t, after, shared) // and again, which is what a second gate in a row does
+				exchanged(t, after, shared) // and again, as a second gate in a chain does
 			}
 		})
 	}
 }
 
-func TestTheHashMayStandBeforeTheSource(t *testing.T) {
+func TestWith_AcceptsTheHashBeforeTheSource(t *testing.T) {
 	f := honest()
 	f.hash = "sha256"
 	var entry map[string]any
@@ -315,7 +315,7 @@ func TestTheHashMayStandBeforeTheSource(t *testing.T) {
 	exchanged(t, config("3.2.0", raw), own)
 }
 
-func TestAConfigWithoutAKubeconfigHasNoSlot(t *testing.T) {
+func TestFind_ReturnsNilWithoutAKubeconfig(t *testing.T) {
 	for _, c := range []struct{ name, config string }{
 		{"other files", string(config("3.2.0"))},
 		{"no storage", `{"ignition": {"version": "3.2.0"}}`},
@@ -331,9 +331,9 @@ func TestAConfigWithoutAKubeconfigHasNoSlot(t *testing.T) {
 	}
 }
 
-// Each is the honest file but for one thing. What cannot be exchanged must be an
-// error: otherwise the shared credential would go out.
-func TestWhatCannotBeExchangedIsRefused(t *testing.T) {
+// Each case is the honest file with one change. A config whose token cannot be replaced must
+// be an error, because otherwise the shared credential would be served.
+func TestFind_RejectsUnsupportedConfigs(t *testing.T) {
 	replace := func(old, new string) func(*file) {
 		return func(f *file) {
 			if !strings.Contains(f.kubeconfig, old) {
@@ -355,7 +355,7 @@ func TestWhatCannotBeExchangedIsRefused(t *testing.T) {
 		{"half an escape", func(f *file) { f.source = "data:,%4" }, "cannot be decoded"},
 		{"a fragment", func(f *file) { f.source = "data:,a#b" }, "cannot be decoded"},
 		{"a compression that is not known", func(f *file) { f.compression = "xz" }, "compression"},
-		{"not compressed at all", func(f *file) { f.compression, f.source = "gzip", "data:,plain" }, "unpacked"},
+		{"not compressed at all", func(f *file) { f.compression, f.source = "gzip", "data:,plain" }, "decompressed"},
 		{"a hash of something else", func(f *file) { f.hash = "wrong" }, "hash"},
 		{"something appended, in 2.x", func(f *file) { f.members = `, "append": true` }, "appended"},
 		{"something appended, in 3.x", func(f *file) { f.members = `, "append": [{"source": "data:,x"}]` }, "appended"},
@@ -372,23 +372,23 @@ func TestWhatCannotBeExchangedIsRefused(t *testing.T) {
 		{"a token that is a number", replace(shared, digits), "no token"},
 		{"a token that is a list", replace(shared, "[a]"), "no token"},
 		{"a token of two words", replace(shared, shared+"\n      more"), "no token"},
-		{"the token twice", replace("    token:", "    token: other\n    token:"), "two ways"},
-		{"the token in capitals", replace("    token:", "    Token:"), "two ways"},
-		{"the users twice", func(f *file) { f.kubeconfig += "users: []\n" }, "two ways"},
+		{"the token twice", replace("    token:", "    token: other\n    token:"), "ambiguous"},
+		{"the token in capitals", replace("    token:", "    Token:"), "ambiguous"},
+		{"the users twice", func(f *file) { f.kubeconfig += "users: []\n" }, "ambiguous"},
 		{"the token by reference", replace("token: "+shared, "token: *t"), ""},
 		{"the user by reference", replace("user:\n    token", "user: &u\n    <<: *u\n    token"), ""},
-		{"a token behind a tag", replace(shared, "!!str "+shared), "cannot be found"},
-		{"a token in a block", replace(shared, "|-\n      "+shared), "cannot be found"},
-		{"an escape in the token", replace(shared, `"\x61"`), "cannot be found"},
+		{"a token behind a tag", replace(shared, "!!str "+shared), "cannot be located"},
+		{"a token in a block", replace(shared, "|-\n      "+shared), "cannot be located"},
+		{"an escape in the token", replace(shared, `"\x61"`), "cannot be located"},
 		{"another user's token", func(f *file) { f.kubeconfig += "- name: other\n  user: {token: " + own + "}\n" },
-			"a user has a token"},
+			"has a token"},
 		{"another user's certificate", func(f *file) { f.kubeconfig += "- name: other\n  user: {client-key-data: a2V5}\n" },
 			"client-key-data"},
 		{"a file beside the token", replace("    token:", "    tokenFile: /run/token\n    token:"), "tokenFile"},
 		{"a program beside the token", replace("    token:", "    exec: {command: a}\n    token:"), "exec"},
 		{"a user of the same name", func(f *file) { f.kubeconfig += "- name: kubelet\n  user: {}\n" }, "same name"},
 		{"no current context", replace("current-context: kubelet\n", ""), "current-context"},
-		{"a current context that is not there", replace("current-context: kubelet", "current-context: other"), "contexts"},
+		{"a current context that does not exist", replace("current-context: kubelet", "current-context: other"), "contexts"},
 		{"a context of another user", replace("user: kubelet", "user: other"), "users"},
 		{"a context without a user", replace("    user: kubelet\n", ""), "no user"},
 	} {
@@ -423,7 +423,7 @@ func TestWhatCannotBeExchangedIsRefused(t *testing.T) {
 	}
 }
 
-func TestWithRefusesWhatFindDidNotSee(t *testing.T) {
+func TestWith_RejectsAnotherConfig(t *testing.T) {
 	before := config("3.2.0", honest().String())
 	slot, err := credential.Find(before)
 	if err != nil {

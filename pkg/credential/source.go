@@ -14,28 +14,27 @@ import (
 	"sync"
 )
 
-// maxKubeconfig bounds the file; OpenShift's has some ten kilobytes.
+// maxKubeconfig is the maximum size of the file; OpenShift's has about ten kilobytes.
 const maxKubeconfig = 1 << 20
 
-// source is how the file stands in the config: encoding and hash.
+// source describes how the file is stored in the config.
 type source struct {
 	header string // "data:text/plain;charset=utf-8;base64,"
 	base64 bool
 	gzip   bool
-	hash   string // "sha512", "sha256"; "" where there is none
+	hash   string // "sha512", "sha256"; or "" without a hash
 }
 
-// plain reports whether each byte of the file stands by itself, and nothing is to
-// be computed of all of them.
+// plain reports whether a part of the file can be replaced without recoding the rest.
 func (s source) plain() bool { return !s.base64 && !s.gzip && s.hash == "" }
 
-// readSource decodes a file's contents, which are a data URL: the file, and how to
-// write another one.
+// readSource decodes a file's contents from a data URL. It also returns how to encode
+// another file in the same way.
 func readSource(url, compression, hash string) (source, []byte, error) {
-	// A scheme has no case. A comma may stand in the header only in quotes.
+	// The scheme is case-insensitive. A comma in the header is valid only within quotes.
 	comma := strings.IndexByte(url, ',')
 	if len(url) < 5 || !strings.EqualFold(url[:5], "data:") {
-		return source{}, nil, errors.New("it is not a data URL, so another server has it")
+		return source{}, nil, errors.New("its source is not a data URL, but another server")
 	}
 	if comma < 0 || strings.ContainsFunc(url[:comma],
 		func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' || c == '\\' }) {
@@ -54,23 +53,23 @@ func readSource(url, compression, hash string) (source, []byte, error) {
 			return source{}, nil, err
 		}
 	default:
-		return source{}, nil, fmt.Errorf("compression %.16q is not known", compression)
+		return source{}, nil, fmt.Errorf("its compression %.16q is unknown", compression)
 	}
 	if len(file) > maxKubeconfig {
 		return source{}, nil, fmt.Errorf("it has more than %d bytes", maxKubeconfig)
 	}
 	if hash != "" {
-		// What Ignition would refuse must not pass because the hash is made anew.
+		// A new hash must not hide a file that Ignition would reject.
 		s.hash, _, _ = strings.Cut(hash, "-")
 		if want, ok := sum(s.hash, file); !ok || !strings.EqualFold(hash, want) {
-			return source{}, nil, errors.New("its verification hash is not that of the file")
+			return source{}, nil, errors.New("its verification hash does not match")
 		}
 	}
 	return s, file, nil
 }
 
-// decode reads a data URL's payload. What net/url or the data URL's own decoder
-// could read in another way is refused.
+// decode decodes a data URL's payload. It rejects what net/url or another decoder could
+// decode differently.
 func decode(payload string, inBase64 bool) ([]byte, error) {
 	bad := errors.New("its data URL cannot be decoded")
 	if strings.ContainsAny(payload, "\r\n") {
@@ -108,19 +107,19 @@ func decode(payload string, inBase64 bool) ([]byte, error) {
 func unpack(packed []byte) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return nil, errors.New("it cannot be unpacked")
+		return nil, errors.New("it cannot be decompressed")
 	}
 	out, err := io.ReadAll(io.LimitReader(r, maxKubeconfig+1))
 	if err != nil {
-		return nil, errors.New("it cannot be unpacked")
+		return nil, errors.New("it cannot be decompressed")
 	}
 	return out, nil
 }
 
-// packers are kept: a new one costs more than a megabyte.
+// packers are reused, because a new one allocates more than a megabyte.
 var packers = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 
-// url is the data URL of a file, ready to stand between quotes in JSON.
+// url returns the data URL of a file, as the content of a JSON string.
 func (s source) url(file []byte) ([]byte, error) {
 	if s.gzip {
 		var packed bytes.Buffer
@@ -142,8 +141,8 @@ func (s source) url(file []byte) ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(append(out, s.header...), file), nil
 }
 
-// Escape appends what stands for a file in a data URL without base64, as the Machine Config
-// Server writes it.
+// Escape appends a file in the form of a data URL without base64, as the Machine Config
+// Server encodes it.
 func Escape(out, file []byte) []byte {
 	for _, c := range file {
 		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' ||
@@ -156,7 +155,7 @@ func Escape(out, file []byte) []byte {
 	return out
 }
 
-// sum is Ignition's form of a hash.
+// sum returns a hash in Ignition's form.
 func sum(name string, file []byte) (string, bool) {
 	switch name {
 	case "sha512":

@@ -10,8 +10,8 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// problem is an error's body (RFC 9457). It says the class of the reason and no
-// more: which check failed is for the operator, under the correlation id.
+// problem is the body of a denial (RFC 9457). It has only the class of the reason. The
+// failed check is only for administrators, who find it by the correlation ID.
 type problem struct {
 	Type     string `json:"type"`
 	Title    string `json:"title"`
@@ -20,7 +20,7 @@ type problem struct {
 	Instance string `json:"instance,omitempty"`
 }
 
-// titles are what a caller reads, by class.
+// titles are the texts for callers, by class.
 var titles = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   "The request breaks the contract.",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   "The challenge cannot be used.",
@@ -31,13 +31,13 @@ var titles = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "Temporarily unavailable.",
 }
 
-// deny is the only function that writes an error. HEAD differs in nothing but
-// the missing body, which net/http leaves out.
+// deny writes every denial. The response to HEAD differs only in the missing body, which
+// net/http omits.
 func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationID string) {
 	info := d.Code.Info()
 	p := problem{Type: "about:blank", Title: titles[info.Class], Status: info.GateStatus}
 	if info.BearerError != "" {
-		// Which kind of token it is not, nobody needs to know.
+		// The caller must not learn which kind of token was expected.
 		p.Title = titles[mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN]
 	}
 	if info.Temporary {
@@ -60,13 +60,13 @@ func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationI
 	case http.StatusUnauthorized, http.StatusForbidden:
 		h.Set("WWW-Authenticate", challenge(info.BearerError))
 	case http.StatusServiceUnavailable:
-		h.Set("Retry-After", "5") // for everyone but Ignition, which ignores it
+		h.Set("Retry-After", "5") // Ignition ignores it, other clients do not
 	}
 	w.WriteHeader(info.GateStatus)
-	_, _ = w.Write(body) // the client is gone if this fails
+	_, _ = w.Write(body) // an error means that the client disconnected
 }
 
-// challenge is RFC 6750, 3: without a code when no token was shown.
+// challenge returns the header of RFC 6750, section 3. If no token was presented, it has no error code.
 func challenge(code string) string {
 	parts := []string{`Bearer realm="mcs"`}
 	if code != "" {
@@ -75,7 +75,7 @@ func challenge(code string) string {
 	return strings.Join(parts, ", ")
 }
 
-// empty answers as the Machine Config Server does outside of /config/.
+// empty writes a response without a body, like the Machine Config Server outside of /config/.
 func empty(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Length", "0")
 	w.WriteHeader(status)

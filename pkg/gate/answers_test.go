@@ -23,7 +23,7 @@ func read(t *testing.T, path string) string {
 	return string(raw)
 }
 
-// answerTo is deny's answer, in one line.
+// answerTo returns deny's response on one line.
 func answerTo(t *testing.T, code reason.Code) (status int, header, problemTitle string) {
 	t.Helper()
 	rec := httptest.NewRecorder()
@@ -47,7 +47,7 @@ func answerTo(t *testing.T, code reason.Code) (status int, header, problemTitle 
 	return rec.Code, header, p.Title
 }
 
-func TestEveryReasonsAnswer(t *testing.T) {
+func TestResponse_ForEachReason(t *testing.T) {
 	var b strings.Builder
 	for _, code := range reason.Codes() {
 		status, header, title := answerTo(t, code)
@@ -60,11 +60,11 @@ func TestEveryReasonsAnswer(t *testing.T) {
 		}
 	}
 	if want := read(t, golden); b.String() != want {
-		t.Errorf("answers have changed; if they should, run with UPDATE_GOLDEN=1 and mend docs/gate.md:\n%s", b.String())
+		t.Errorf("responses have changed; if intended, run with UPDATE_GOLDEN=1 and update docs/gate.md:\n%s", b.String())
 	}
 }
 
-func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
+func TestDocs_DenialsMatchTheCodes(t *testing.T) {
 	page := read(t, "../../docs/gate.md")
 	rows := regexp.MustCompile(
 		"(?m)^\\| `([A-Z][A-Za-z]+)` \\| [^|]+ \\| (\\d+) \\| (none|`[^`]+`) \\| ([^|]+) \\|$").FindAllStringSubmatch(page,
@@ -91,7 +91,7 @@ func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 			t.Errorf("%s: the gate has %s, the page %s", row[1], got, strings.Join(row[2:], " "))
 		}
 	}
-	// Every reason that this side of the program can give has its row.
+	// Every reason that the gate can return has its row.
 	for _, pattern := range []string{"*.go", "../token/token.go", "../../verifier/internal/redeem/*.go",
 		"../../verifier/internal/server/gate.go"} {
 		files, err := filepath.Glob(pattern)
@@ -111,7 +111,7 @@ func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 	}
 }
 
-func TestDocumentedPathsAreTheGates(t *testing.T) {
+func TestDocs_PathsMatchTheGate(t *testing.T) {
 	rows := regexp.MustCompile("(?m)^\\| `([A-Z]+)` \\| `([^`]+)` \\| (\\d+) \\|").FindAllStringSubmatch(read(t,
 		"../../docs/gate.md"), -1)
 	if len(rows) < 6 {
@@ -126,7 +126,7 @@ func TestDocumentedPathsAreTheGates(t *testing.T) {
 	}
 }
 
-func TestNoAnswerIsARedirectOrEmptySuccess(t *testing.T) {
+func TestResponses_AreNeverRedirectsOrEmpty(t *testing.T) {
 	for _, code := range append(reason.Codes(), 0, 9999) {
 		if status, _, _ := answerTo(t, code); status != http.StatusBadRequest && status != http.StatusUnauthorized &&
 			status != http.StatusForbidden && status != http.StatusServiceUnavailable {

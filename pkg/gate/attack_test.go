@@ -17,7 +17,7 @@ import (
 )
 
 func TestAttack_T41_PoolHiddenInThePath(t *testing.T) {
-	// A24: the pool is the Machine Config Server's: path.Base of the decoded path.
+	// A24: like the Machine Config Server, the pool is path.Base of the decoded path.
 	for _, c := range []struct {
 		name, path, pool string // pool "": refused
 	}{
@@ -51,7 +51,7 @@ func TestAttack_T41_PoolHiddenInThePath(t *testing.T) {
 			f := newFixture()
 			asked := ""
 			f.Policy = func(pool string) (PoolPolicy, error) { asked = pool; return PoolPolicy{}, nil }
-			// The token is for a worker: it opens that pool alone, whatever the spelling.
+			// The token is for a worker: it opens only that pool, however it is spelled.
 			res := f.do(t, get("http://gate"+c.path, good))
 			if asked != c.pool {
 				t.Errorf("the policy of %q, want %q", asked, c.pool)
@@ -125,7 +125,7 @@ func FuzzBearer(f *testing.F) {
 	})
 }
 
-// A21 too: neither line nor decision may hold a token, wherever it was put.
+// Also A21: neither line nor decision contains a token, wherever it was in the request.
 func TestAttack_T46_TokenInTheURL(t *testing.T) {
 	const raw = "eyJhbGciOiJFUzI1NiJ9.eyJwb29sIjoid29ya2VyIn0.c2ln"
 	newGate := func() *fixture {
@@ -171,7 +171,7 @@ func TestAttack_T46_TokenInTheURL(t *testing.T) {
 			clean(f, res)
 		}
 	}
-	// RFC 6750's form in a body is not looked at either.
+	// The form of RFC 6750 in a body is also ignored.
 	f = newGate()
 	r := httptest.NewRequest(http.MethodGet, "/config/worker", strings.NewReader("access_token="+raw))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
@@ -180,7 +180,7 @@ func TestAttack_T46_TokenInTheURL(t *testing.T) {
 	}
 }
 
-func TestAttack_T48_HEADIsNoLengthOracle(t *testing.T) {
+func TestAttack_T48_HEADRevealsNoLength(t *testing.T) {
 	server := func(f *fixture) *httptest.Server {
 		s := httptest.NewServer(New(f.Config))
 		t.Cleanup(s.Close)
@@ -289,7 +289,7 @@ func TestAttack_T50_APoolsNameIsNeverALabelOrALine(t *testing.T) {
 			t.Errorf("%s: %d %+v %q", p, res.StatusCode, d, f.lines)
 		}
 	}
-	// A name nobody wrote a policy for is not a label.
+	// A name without a policy is not a label.
 	f := newFixture()
 	f.Policy = func(string) (PoolPolicy, error) { return PoolPolicy{}, reason.Deny(reason.PoolUnknown, "") }
 	f.do(t, get("/config/random-name", ""))

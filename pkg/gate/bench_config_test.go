@@ -26,14 +26,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
-// servedConfig is the size of the answers: a worker's.
+// servedConfig is the size of the responses, as for a worker.
 const servedConfig = 500_000
 
 // ignition2x is the header of an Ignition 2.16.
 const ignition2x = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
 
-// served is a pool's cached answers with all that the server adds: what is in the config is
-// in it a second time, in the MachineConfig that the server adds.
+// served returns a pool's cached responses with all additions of the server. The server's
+// MachineConfig contains the whole config a second time.
 func served(b *testing.B) *mcs.Answers {
 	b.Helper()
 	const rest = 5_000
@@ -58,7 +58,7 @@ func served(b *testing.B) *mcs.Answers {
 	return answers
 }
 
-// credentials are published ones without a cluster. They have the record's part, too.
+// credentials are published credentials without a cluster, with the record's part.
 type credentials struct{}
 
 func (credentials) For(token.Claims) bool { return true }
@@ -71,8 +71,8 @@ func (i credentials) Check(context.Context, token.Claims) (gate.Redemption, erro
 
 func (credentials) Redeem(context.Context, *credential.Credential) error { return nil }
 
-// ownConfigs are gates with cached configs of their own, without and with a bootstrap
-// credential for each machine, the token that opens them, and the plain answer.
+// ownConfigs returns gates with cached configs, without and with a bootstrap credential for
+// each machine, the token that opens them, and the plain response.
 func ownConfigs(b *testing.B) (shared, own http.Handler, bearer string, plain []byte) {
 	b.Helper()
 	keys, err := token.KeySet{}.Rotate(time.Now(), rand.Reader, 0)
@@ -109,11 +109,10 @@ func ownConfigs(b *testing.B) (shared, own http.Handler, bearer string, plain []
 	return shared, own, bearer, w.Body.Bytes()
 }
 
-// BenchmarkConfigsOverTLS asks three servers in turn, in the same run: the gate with
-// cached configs, the same with a bootstrap credential of the machine's own in each
-// answer, and http.ServeContent of the same bytes. "of-ServeContent" is how many of
-// its requests per second a gate serves. "B/request" is what is allocated for
-// one, client and server together.
+// BenchmarkConfigsOverTLS sends requests to three servers in turn: the gate with cached
+// configs, the same with a machine's own bootstrap credential in each response, and
+// http.ServeContent with the same bytes. "of-ServeContent" is the gate's share of its
+// requests per second. "B/request" is what client and server allocate for a request.
 func BenchmarkConfigsOverTLS(b *testing.B) {
 	shared, own, bearer, plain := ownConfigs(b)
 	content := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -178,7 +177,7 @@ func BenchmarkConfigsOverTLS(b *testing.B) {
 	}
 }
 
-// BenchmarkConfigs is what the gate itself allocates for a request: no network, no client.
+// BenchmarkConfigs measures the gate's own allocations for a request, without network and client.
 func BenchmarkConfigs(b *testing.B) {
 	shared, own, bearer, plain := ownConfigs(b)
 	for _, c := range []struct {
@@ -202,7 +201,7 @@ func BenchmarkConfigs(b *testing.B) {
 	}
 }
 
-// counting is a client that reads everything and keeps nothing.
+// counting is a client that reads everything and discards it.
 type counting struct {
 	header http.Header
 	status int

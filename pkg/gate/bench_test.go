@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
-// discard is a client that reads everything and keeps nothing.
+// discard is a client that reads everything and discards it.
 type discard struct {
 	header http.Header
 	status int
@@ -38,9 +38,9 @@ func benchRequest(h http.Handler, r *http.Request, size int) error {
 	return nil
 }
 
-// BenchmarkGate compares the gate's own cost for a request, without a network,
-// with http.ServeContent of the same bytes. "x-ServeContent" is how many times
-// its duration the gate takes; both are measured in the same run.
+// BenchmarkGate compares the gate's own cost for a request, without a network, with
+// http.ServeContent for the same bytes. "x-ServeContent" is the ratio of their durations in
+// the same run.
 func BenchmarkGate(b *testing.B) {
 	keys, err := token.KeySet{}.Rotate(noon, rand.Reader, 0)
 	if err != nil {
@@ -99,8 +99,8 @@ func serveBytes(config []byte) http.Handler {
 	})
 }
 
-// serveContent is the time that http.ServeContent takes for config. It copies
-// through a buffer, as it does to a TLS connection.
+// serveContent returns the duration of http.ServeContent for config. It copies through a
+// buffer, as for a TLS connection.
 func serveContent(b *testing.B, config []byte) time.Duration {
 	b.Helper()
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -117,7 +117,7 @@ func serveContent(b *testing.B, config []byte) time.Duration {
 	return time.Since(start) / rounds
 }
 
-// BenchmarkTokenVerify is the part of it that is cryptography.
+// BenchmarkTokenVerify measures the cryptographic part.
 func BenchmarkTokenVerify(b *testing.B) {
 	keys, err := token.KeySet{}.Rotate(noon, rand.Reader, 0)
 	if err != nil {
@@ -139,8 +139,8 @@ func BenchmarkTokenVerify(b *testing.B) {
 	}
 }
 
-// BenchmarkGateOverTLS asks the gate with a token and http.ServeContent in turn,
-// each over one TLS connection, and compares their times: what a node sees.
+// BenchmarkGateOverTLS sends requests to the gate, with a token, and to http.ServeContent in
+// turn, each over one TLS connection, and compares the times that a node sees.
 func BenchmarkGateOverTLS(b *testing.B) {
 	keys, err := token.KeySet{}.Rotate(noon, rand.Reader, 0)
 	if err != nil {

@@ -43,14 +43,14 @@ func withKubeconfig(token string) string {
 		base64.StdEncoding.EncodeToString([]byte(file)) + `"}}]}}`
 }
 
-// published has a credential; it counts the reads.
+// published has a credential and counts the reads.
 type published struct {
-	nobody bool // no token's bearer gets one
-	get    func(token.Claims) (*credential.Credential, error)
-	reads  int
+	none  bool // no token's bearer receives one
+	get   func(token.Claims) (*credential.Credential, error)
+	reads int
 }
 
-func (i *published) For(token.Claims) bool { return !i.nobody }
+func (i *published) For(token.Claims) bool { return !i.none }
 
 func (i *published) Get(_ context.Context, c token.Claims) (*credential.Credential, error) {
 	i.reads++
@@ -60,7 +60,7 @@ func (i *published) Get(_ context.Context, c token.Claims) (*credential.Credenti
 	return &credential.Credential{ID: "JTI=1", Token: secret.New([]byte(ownToken)), Expiry: noon.Add(1)}, nil
 }
 
-// served is what stands in the config instead of the token.
+// served returns the token in the config.
 func served(t *testing.T, res *http.Response) (token, rest string) {
 	t.Helper()
 	b := body(t, res)
@@ -75,7 +75,7 @@ func served(t *testing.T, res *http.Response) (token, rest string) {
 	return strings.Trim(token, `"'`), strings.Replace(b, encoded, "", 1)
 }
 
-func TestTheConfigHasTheMachinesOwnCredential(t *testing.T) {
+func TestConfig_HasTheMachinesOwnCredential(t *testing.T) {
 	f, i := newFixture(), &published{}
 	f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
 	res := f.do(t, get("/config/worker", good))
@@ -90,7 +90,7 @@ func TestTheConfigHasTheMachinesOwnCredential(t *testing.T) {
 	if f.redeem.own == nil || f.redeem.own.ID != "JTI=1" {
 		t.Errorf("redeemed with %+v", f.redeem.own)
 	}
-	// From our own configs, too.
+	// Also from a Source.
 	rendered, err := NewRendered([]byte(withKubeconfig(sharedToken)))
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestTheConfigHasTheMachinesOwnCredential(t *testing.T) {
 	}
 }
 
-func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
+func TestCredentials_OnlyForTokensOfMachines(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		request *http.Request
@@ -122,7 +122,7 @@ func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
 		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *published) { f.policy.Mode = Audit }, 200,
 			sharedToken, 0},
 		{"no token", get("/config/worker", ""), nil, 401, "", 0},
-		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *published) { i.nobody = true },
+		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *published) { i.none = true },
 			200, sharedToken, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
 			}
 		})
 	}
-	// A config without a kubeconfig has no credential that all share.
+	// A config without a kubeconfig has no shared credential.
 	f, i := newFixture(), &published{}
 	f.Credentials = i
 	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 200 || i.reads != 0 {
@@ -156,7 +156,7 @@ func head(path, raw string) *http.Request {
 	return r
 }
 
-func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
+func TestAttack_T45_TheSharedCredentialIsNotServedInstead(t *testing.T) {
 	twice := strings.Replace(withKubeconfig(sharedToken), `{"path":"/etc/motd","contents":{"source":"data:,hello"}}`,
 		`{"path":"/etc/kubernetes/kubeconfig","contents":{"source":"data:,x"}}`, 1)
 	for _, c := range []struct {
@@ -168,7 +168,7 @@ func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
 		redeems  int
 	}{
 		{"none is published", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) {
-			return nil, reason.Deny(reason.CredentialUnavailable, "the API is away")
+			return nil, reason.Deny(reason.CredentialUnavailable, "the API is unavailable")
 		}, nil, reason.CredentialUnavailable, 0},
 		{"an error without a reason", withKubeconfig(sharedToken),
 			func(token.Claims) (*credential.Credential, error) { return nil, errors.New("x") }, nil, reason.Internal, 0},
@@ -199,7 +199,7 @@ func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
 	}
 }
 
-// always serves one config of our own.
+// always serves one config from a Source.
 func always(c *Rendered) Source {
 	return Source{Config: func(string, specversion.Accept) (*Rendered, error) { return c, nil }}
 }
@@ -210,7 +210,7 @@ func ask(c Config, r *http.Request) *http.Response {
 	return rec.Result()
 }
 
-// newServed is an answer with this body.
+// newServed returns a response with this body.
 func newServed(t *testing.T, body string) *http.Response {
 	t.Helper()
 	rec := httptest.NewRecorder()

@@ -13,15 +13,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// answer is a config that was read whole and checked.
+// answer is a response that was read in full and checked.
 type answer struct {
-	parts       [][]byte // of the body: shared with others, so never written to
+	parts       [][]byte // of the body; shared, so read-only
 	contentType string
 	passed      *Rendered
-	slot        *credential.Slot // where the machine's own credential goes; nil: there is no such place
+	slot        *credential.Slot // place of the machine's own credential, or nil
 }
 
-// size is the body's, in bytes.
+// size returns the size of the body in bytes.
 func (a *answer) size() (n int) {
 	for _, part := range a.parts {
 		n += len(part)
@@ -40,27 +40,27 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, part := range a.parts {
 		if _, err := w.Write(part); err != nil {
-			return // the client is gone
+			return // the client disconnected
 		}
 	}
 }
 
-// forwarded are the request headers that decide the upstream's answer. No other
-// goes there: not the token, nor anything that could confuse it.
+// forwarded are the request headers that affect the upstream's response. The gate
+// forwards no others, in particular not the token.
 var forwarded = []string{"Accept", "User-Agent"}
 
-// fetch asks the upstream for the pool's config and checks the answer, unless a
-// HEAD has just brought the same answer. In order:
+// fetch requests the pool's config from the upstream and checks the response, unless a
+// HEAD has just fetched the same. In order:
 //
-//   - it came in time: UpstreamUnavailable
-//   - it is no larger than MaxConfig: UpstreamInvalid, like the rest
-//   - its status is 200. The one other that is passed on in substance is a 400,
-//     with which a Machine Config Server refuses an Accept header: Malformed
-//   - it has as many bytes as it said, at least one, and no content coding
-//   - it is one whole Ignition config, of a version that the client can read
+//   - it arrived in time: UpstreamUnavailable
+//   - it is not larger than MaxConfig: UpstreamInvalid, as for all others below
+//   - its status is 200. A Machine Config Server answers 400 if it rejects the Accept
+//     header: Malformed
+//   - it has as many bytes as announced, at least one, and no content coding
+//   - it is one whole Ignition config, of a version that the client supports
 func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
-	q := questionOf(r)
-	if res := g.kept.get(q, g.Now()); res != nil {
+	q := cacheKeyOf(r)
+	if res := g.cache.get(q, g.Now()); res != nil {
 		return res, nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout)
@@ -69,14 +69,14 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	case g.slots <- struct{}{}:
 		defer func() { <-g.slots }()
 	case <-ctx.Done():
-		return nil, reason.Deny(reason.RateLimited, "%d answers are being read", cap(g.slots))
+		return nil, reason.Deny(reason.RateLimited, "%d responses are being read", cap(g.slots))
 	}
-	// Others may have asked the same while this request waited for its slot.
-	if res := g.kept.get(q, g.Now()); res != nil {
+	// Another request may have fetched it meanwhile.
+	if res := g.cache.get(q, g.Now()); res != nil {
 		return res, nil
 	}
-	// A reverse proxy panics on a broken body if it believes to be in a server;
-	// here a broken body is an answer that does not pass.
+	// Inside a server, a reverse proxy panics on a truncated body. Here that is an invalid
+	// response.
 	ctx = context.WithValue(ctx, http.ServerContextKey, nil)
 	out := (&http.Request{
 		Method: http.MethodGet, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
@@ -91,9 +91,9 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	rec := &recorder{header: http.Header{}, max: g.MaxConfig}
 	upstream.ServeHTTP(rec, out)
 	if ctx.Err() != nil && r.Context().Err() == nil {
-		return nil, reason.Deny(reason.UpstreamUnavailable, "no answer within %v", g.UpstreamTimeout)
+		return nil, reason.Deny(reason.UpstreamUnavailable, "no response within %v", g.UpstreamTimeout)
 	}
-	own := rec.rendered != nil // of a Source, which renders nothing for a request
+	own := rec.rendered != nil // a Source's config is in memory already
 	accept := specversion.ParseAccept(r.Header.Get("Accept"))
 	if err := rec.check(accept, &g.known); err != nil {
 		return nil, err
@@ -103,12 +103,12 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 		res.contentType = "application/json"
 	}
 	if r.Method == http.MethodHead && !own {
-		g.kept.put(q, g.Now(), res)
+		g.cache.put(q, g.Now(), res)
 	}
 	return res, nil
 }
 
-// recorder takes an answer in, up to a size.
+// recorder records a response, up to a maximum size.
 type recorder struct {
 	header http.Header
 	status int
@@ -117,16 +117,16 @@ type recorder struct {
 	over   bool
 	err    error // from Proxy
 
-	// What our own config source says beside the answer. It is no header, since
-	// the Machine Config Server could send one.
+	// Results of a Source. They are not headers, because the Machine Config Server could
+	// send those.
 	rendered *Rendered // the config was checked when it was read
-	denied   error     // there is none, for this reason
+	denied   error     // why there is no config
 }
 
 func (r *recorder) Header() http.Header { return r.header }
 
 func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 && status >= 200 { // a 1xx is not the answer yet
+	if r.status == 0 && status >= 200 { // a 1xx is not final
 		r.status = status
 	}
 }
@@ -146,7 +146,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// share takes a checked config without a copy.
+// share records a checked config without copying it.
 func (r *recorder) share(c *Rendered) {
 	r.rendered = c
 	r.WriteHeader(http.StatusOK)
@@ -159,24 +159,25 @@ func (r *recorder) share(c *Rendered) {
 
 type sizeError struct{}
 
-func (sizeError) Error() string { return "the answer is too large" }
+func (sizeError) Error() string { return "the response is too large" }
 
 var errTooLarge = sizeError{}
 
-// check says whether the answer may go out.
+// check returns an error if the response must not be served.
 func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	invalid := func(format string, a ...any) error { return reason.Deny(reason.UpstreamInvalid, format, a...) }
 	switch {
 	case r.over:
-		return invalid("more than %d bytes", r.max)
+		return invalid("the response has more than %d bytes", r.max)
 	case r.err != nil:
-		return reason.Wrap(reason.UpstreamUnavailable, r.err, "upstream")
+		return reason.Wrap(reason.UpstreamUnavailable, r.err, "request the config")
 	case r.denied != nil:
 		return r.denied
 	case r.status == 0:
-		return reason.Deny(reason.UpstreamUnavailable, "no answer")
+		return reason.Deny(reason.UpstreamUnavailable, "no response")
 	case r.status == http.StatusBadRequest:
-		return reason.Deny(reason.Malformed, "the Machine Config Server answers status 400 to a client that reads %v", accept)
+		return reason.Deny(reason.Malformed, "the Machine Config Server answers status 400 to a client that accepts %v",
+			accept)
 	case r.status == http.StatusLoopDetected:
 		return reason.Deny(reason.UpstreamUnavailable, "the upstream leads back to a gate")
 	case r.status >= 500:
@@ -189,33 +190,33 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 		return invalid("content coding %.32q", r.header.Get("Content-Encoding"))
 	}
 	if n := r.header.Get("Content-Length"); n != "" && n != strconv.Itoa(len(r.body)) {
-		return invalid("%d bytes of %.20s", len(r.body), n)
+		return invalid("the response has %d bytes of %.20s", len(r.body), n)
 	}
 	passed := r.rendered
 	if passed == nil {
 		var err error
 		if passed, err = known.pass(r.body); err != nil {
-			return reason.Wrap(reason.UpstreamInvalid, err, "answer of %d bytes", len(r.body))
+			return reason.Wrap(reason.UpstreamInvalid, err, "parse the response of %d bytes", len(r.body))
 		}
 		if len(accept) > 0 && !accept.Takes(passed.version) {
-			return invalid("a config of spec %s for a client that reads %v", passed.version, accept)
+			return invalid("the config has spec %s, but the client accepts %v", passed.version, accept)
 		}
 	}
 	r.rendered = passed
 	return nil
 }
 
-// find looks for the place of a machine's own credential.
+// find finds the place of the machine's own credential.
 func (a *answer) find() (err error) {
 	if a.slot, err = a.passed.credential(a.parts[0]); err != nil {
-		// What cannot be exchanged would be the credential that all machines share.
-		return reason.Wrap(reason.UpstreamInvalid, err, "the kubeconfig in the config")
+		// Without a replacement, the machine would receive the shared credential.
+		return reason.Wrap(reason.UpstreamInvalid, err, "find the credential of the config's kubeconfig")
 	}
 	return nil
 }
 
-// digests remembers the last few configs that passed, by their digest: scanning a
-// megabyte of JSON takes ten times as long as hashing it.
+// digests caches the results for the last configs that passed, by digest, because parsing
+// a config takes ten times as long as hashing it.
 type digests struct {
 	mu   sync.Mutex
 	ring [32]struct {
@@ -225,7 +226,7 @@ type digests struct {
 	next int
 }
 
-// pass is what is known of a config that is one.
+// pass checks that config is an Ignition config, with the cache.
 func (d *digests) pass(config []byte) (*Rendered, error) {
 	sum := sha256.Sum256(config)
 	d.mu.Lock()

@@ -1,31 +1,33 @@
-// Package gate stands in front of the Machine Config Server and gives the full
-// Ignition config for a token and for nothing else (RFC 9334: a relying party).
+// Package gate protects the Machine Config Server: it serves a pool's full Ignition
+// config only to clients with a valid token (RFC 9334: a relying party). The verifier's
+// node listener uses it.
 //
-// It is a plain http.Handler around an upstream http.Handler: the real Machine
-// Config Server behind a reverse proxy, or a config source of our own. It
-// answers GET and HEAD on /config/<pool>, /healthz where balancers ask the Machine
-// Config Server, /readyz likewise, and 404 to everything else.
+// It is a plain http.Handler around an upstream http.Handler: a reverse proxy to the
+// Machine Config Server, or the verifier's own config source. It answers GET and HEAD on
+// /config/<pool>, on /healthz (the Machine Config Server's probe path) and on /readyz,
+// and 404 on every other path.
 //
-// Ignition's rules decide the answers (docs/gate.md has the whole table):
+// Ignition's behavior determines the responses (docs/gate.md has the whole table):
 //
-//   - every 4xx is final and drops the node to the emergency shell, so 401 and
-//     403 are only for a final no;
-//   - every 5xx is tried again for ever, so 503 is for "not yet" and for
-//     anything that is broken on our side;
-//   - an empty 200 or a 204 provisions nothing, silently, and a redirect loses
-//     the client's headers: the gate sends neither. The upstream's answer is read
-//     whole and must be an Ignition config before the first byte goes out.
+//   - Every 4xx is final and leads to the emergency shell. So 401 and 403 are only for
+//     final denials.
+//   - Ignition repeats a request after every 5xx, indefinitely. So 503 is for temporary
+//     denials and for failures of the verifier.
+//   - With an empty 200 or a 204, Ignition silently provisions nothing, and after a
+//     redirect the client's headers are lost. The gate sends neither. It reads the
+//     upstream's response in full and checks that it is an Ignition config before it
+//     sends the first byte.
 //
-// What a request is for is decided as the Machine Config Server does it: the
-// pool is the last element of the path. The upstream is asked for exactly that
-// pool, under its canonical path, and never sees the token.
+// Like the Machine Config Server, the gate uses the last element of the path as the
+// pool. It requests exactly that pool from the upstream, with a canonical path and
+// without the token.
 //
-// A use of the token is taken by compare-and-swap once the upstream's answer is
-// complete, so an answer that failed costs none; HEAD costs none either, and
-// needs the same token (DESIGN, section 19, rule 9).
+// The gate counts a use of the token by compare-and-swap after it has the upstream's
+// complete response. So neither a failed response nor HEAD costs a use. HEAD requires the
+// same token (rule 9 of docs/security-rules.md).
 //
-// Where a pool's policy has the provisioning token alone as an alternative, that
-// token opens the pool, too. It names no machine, so nothing is redeemed.
+// If a pool's policy has an alternative with only the provisioning token, that token also
+// suffices. It names no machine, so no use is counted.
 package gate
 
 import (
@@ -42,94 +44,94 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
-// Mode says what the gate does for a pool.
+// Mode defines what the gate does for a pool.
 type Mode int
 
-// The modes. The zero value is the strict one.
+// The modes. The zero value is the strictest.
 const (
-	Enforce Mode = iota // the full config for a token alone
-	Audit               // serve everyone, and tell who would be refused
-	Off                 // serve everyone
+	Enforce Mode = iota // serve the full config only for a valid token
+	Audit               // serve every caller, and report what Enforce would deny
+	Off                 // serve every caller
 )
 
-// PoolPolicy is what the gate needs to know of a pool's policy.
+// PoolPolicy has the parts of a pool's policy that the gate needs.
 type PoolPolicy struct {
 	Mode Mode
-	// PreApproved: under Enforce a caller without a token receives the pre-approved config.
+	// PreApproved serves the pre-approved config to callers without a token in mode Enforce.
 	PreApproved bool
-	// ProvisioningToken: the provisioning token by itself opens the pool.
+	// ProvisioningToken means that the provisioning token suffices by itself.
 	ProvisioningToken bool
-	// OnlyProvisioningToken: and nothing else that a machine could prove does.
+	// OnlyProvisioningToken means that the policy accepts no other evidence.
 	OnlyProvisioningToken bool
-	// OpenWithoutToken: while there is no such token, a caller that presents nothing
-	// receives the full config. Without it callers wait until there is one.
+	// OpenWithoutToken serves the full config to callers without a token while no
+	// provisioning token exists. Otherwise callers wait until it exists.
 	OpenWithoutToken bool
-	// URLParameter: it may also stand in the URL.
+	// URLParameter also accepts the provisioning token in the URL.
 	URLParameter bool
-	// Label is the pool's name for metrics: a name that an administrator wrote.
+	// Label is the pool's name in metrics. It comes from a policy, not from a request.
 	Label string
 }
 
-// Decision is one answer, for the audit log and the metrics.
+// Decision describes one response, for the audit log and the metrics.
 type Decision struct {
-	Pool          string // as asked for; "" when the path names none
-	Label         string // for metrics; "" when no policy covers the pool
+	Pool          string // as requested; "" if the path names none
+	Label         string // for metrics; "" if no policy covers the pool
 	Method        string
 	Outcome       string         // "allowed", "denied", "would-deny", "pre-approved"
-	Denial        *reason.Denial // nil when allowed or pre-approved
+	Denial        *reason.Denial // nil if allowed or pre-approved
 	CorrelationID string
-	Claims        *token.Claims // of a token that verified
-	// Provisioning says which provisioning token was shown; None if it was none.
+	Claims        *token.Claims // of a verified token
+	// Provisioning is the result of the check of the provisioning token, if it was checked.
 	Provisioning provisioning.Match
-	// Unenforced: there is no provisioning token, and the pool is open without one.
+	// Unenforced reports that the pool is open because no provisioning token exists.
 	Unenforced bool
 	Took       time.Duration
 }
 
-// Config is a gate's surroundings. Upstream, Policy, Tokens, Redeem and Now are
-// required; the rest has a working zero value.
+// Config configures a gate. Upstream, Policy, Tokens, Redeem and Now are required. The
+// zero value of every other field works.
 type Config struct {
 	Upstream http.Handler
 	Policy   func(pool string) (PoolPolicy, error)
 	Tokens   verifier
 	Redeem   redeemer
-	// PreApproved serves the pre-approved config of a pool; nil: there is none.
+	// PreApproved serves the pre-approved config of a pool. If it is nil, no pool has one.
 	PreApproved http.Handler
-	// Credentials gives the machine of a token a bootstrap credential of its own, in
-	// the place of the one that its config shares with all others; nil: it keeps that.
+	// Credentials returns the bootstrap credential of a token's machine, which replaces the
+	// shared one in its config. If it is nil, the config keeps the shared one.
 	Credentials credentials
-	// Provisioning is the provisioning token. The zero value has read none, and
-	// pools that it opens wait.
+	// Provisioning gives access to the provisioning token. With the zero value the token is
+	// unknown, and callers that need it wait.
 	Provisioning Provisioning
-	// Healthy says whether /healthz and /readyz are 200 or 503; nil: they are 200. It
-	// is called at most once a second, however often clients ask the gate.
+	// Healthy decides whether /healthz and /readyz answer 200 or 503. If it is nil, they
+	// answer 200. The gate calls it at most once a second.
 	Healthy func() bool
-	// Admit refuses a source that asks too often; nil admits everyone.
+	// Admit limits the request rate of a source. If it is nil, the gate admits every request.
 	Admit func(*http.Request) error
-	// AdmitToken is asked for a request that Admit refused and that presents a token
-	// which verifies: others behind the same address must not lock its machine out.
-	// Nil admits it.
+	// AdmitToken decides about a request with a valid token that Admit rejected. Other
+	// clients with the same address must not lock out a machine. If it is nil, the gate
+	// admits such requests.
 	AdmitToken func(*http.Request, token.Claims) error
-	// Observe learns of every answer.
+	// Observe is called for each response.
 	Observe func(*http.Request, Decision)
-	// Requested is told of every config that was served, in the Machine Config
-	// Server's own words: the assisted installer reads that line from its log.
+	// Requested is called for each config served, with the Machine Config Server's log line.
+	// The assisted installer reads that line from the log.
 	Requested func(line string)
-	// Source is the client's address for that line; nil: the connection's.
+	// Source returns the client's address for that line. If it is nil, the connection's is used.
 	Source func(*http.Request) string
-	// CorrelationID names a request; nil numbers none.
+	// CorrelationID returns an ID for a request. If it is nil, requests have none.
 	CorrelationID func() string
 	Now           func() time.Time
-	// UpstreamTimeout must leave Ignition's 10 s for response headers some room. Default 8 s.
+	// UpstreamTimeout must be less than the 10 s that Ignition waits for headers. Default 8 s.
 	UpstreamTimeout time.Duration
-	// AnswerTimeout is the time for everything that precedes an answer. It must be less
-	// than the 10 s that Ignition waits, so that no use is taken for a client that has
-	// left. Default 9 s.
+	// AnswerTimeout limits the time until the response starts. It must be less than the 10 s
+	// that Ignition waits, so that no use is counted for a client that disconnected. Default
+	// 9 s.
 	AnswerTimeout time.Duration
-	// Concurrent bounds how many of the upstream's answers are read, and held in
-	// memory, at once. Default 32.
+	// Concurrent limits how many upstream responses are read, and held in memory, at the same
+	// time. Default 32.
 	Concurrent int
-	// MaxConfig bounds the upstream's answer in bytes. Default 16 MiB.
+	// MaxConfig limits the upstream's response in bytes. Default 16 MiB.
 	MaxConfig int
 }
 
@@ -156,19 +158,19 @@ func New(c Config) http.Handler {
 type gate struct {
 	Config
 	known  digests
-	kept   kept
+	cache  cache
 	slots  chan struct{}
 	health health
 }
 
-// health is what Healthy said last.
+// health caches the result of Healthy.
 type health struct {
 	mu      sync.Mutex
 	asked   time.Time
 	healthy bool
 }
 
-// healthyFor is how long an answer of Healthy holds.
+// healthyFor is how long a result of Healthy is cached.
 const healthyFor = time.Second
 
 func (g *gate) healthy() bool {
@@ -184,11 +186,11 @@ func (g *gate) healthy() bool {
 	return g.health.healthy
 }
 
-// prefix is where the Machine Config Server has its configs.
+// prefix is the path of the configs, as in the Machine Config Server.
 const prefix = "/config/"
 
-// ServeHTTP implements http.Handler. It must see paths as the client sent them:
-// http.ServeMux would answer an unclean one with a redirect.
+// ServeHTTP implements http.Handler. It must receive paths as the client sent them:
+// http.ServeMux would redirect a path that is not clean.
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	known := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
@@ -223,9 +225,9 @@ type request struct {
 	pool   string
 	policy PoolPolicy
 	claims *token.Claims
-	// redemption takes a use of the token; set once the token was checked.
+	// redemption counts a use of the token; set after the token was checked.
 	redemption Redemption
-	shown      showing
+	presented  presentedTokens
 	decision   Decision
 	began      time.Time
 }
@@ -256,22 +258,22 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 	res.send(w, r)
 }
 
-// decide returns the answer that may go out, or why none may. In order:
+// decide returns the response, or the denial. In order:
 //
-//   - the source does not ask too often, the pool's name is one, a policy covers it;
-//   - Off and Audit: the upstream's answer, for anyone;
-//   - no token: the pre-approved config where the policy has it;
-//   - no token, and no provisioning token exists: the upstream's answer where the
-//     policy says that absence opens; else the caller waits if nothing else opens the
-//     pool;
-//   - no token otherwise: TokenMissing;
-//   - the provisioning token, where the policy takes it; else the token verifies,
-//     and is for this pool: an invalid one is never treated as none;
+//   - the source is within its rate limit, the pool's name is valid, and a policy covers
+//     the pool;
+//   - Off and Audit: the upstream's response, for every caller;
+//   - without a token: the pre-approved config, if the policy has it;
+//   - without a token, and no provisioning token exists: the upstream's response if the
+//     policy allows it, or else a temporary denial if only that token suffices;
+//   - without a token otherwise: TokenMissing;
+//   - the provisioning token is valid, if the policy accepts it; or else the token is
+//     valid and for this pool. An invalid token never counts as no token;
 //   - the record still allows it;
-//   - the upstream's answer is a whole Ignition config, in which the shared bootstrap
-//     credential can be exchanged, if there are any of the machine's own;
-//   - GET: the bootstrap credential of the machine is read, if there are any;
-//   - GET: a use of the token is taken, where it has uses. The record must have the
+//   - the upstream's response is a whole Ignition config. If machines have their own
+//     bootstrap credentials, the shared one in it can be replaced;
+//   - GET: the bootstrap credential of the machine is read, if machines have their own;
+//   - GET: a use of the token is counted, if it has uses. The record must have the
 //     credential.
 func (g *gate) decide(r *request) (*answer, error) {
 	if err := g.lookUp(r); err != nil {
@@ -281,19 +283,19 @@ func (g *gate) decide(r *request) (*answer, error) {
 	case Off:
 		return g.fetch(r, g.Upstream)
 	case Audit:
-		if err := g.authorise(r); err != nil {
+		if err := g.authorize(r); err != nil {
 			r.decision.Outcome, r.decision.Denial = "would-deny", reason.From(err)
 		}
 		return g.fetch(r, g.Upstream)
 	}
-	if r.policy.PreApproved && r.shown.none() {
+	if r.policy.PreApproved && r.presented.none() {
 		r.decision.Outcome = "pre-approved"
 		if g.PreApproved == nil {
-			return nil, reason.Deny(reason.UpstreamUnavailable, "there is no pre-approved config")
+			return nil, reason.Deny(reason.UpstreamUnavailable, "no pre-approved config exists")
 		}
 		return g.fetch(r, g.PreApproved)
 	}
-	if err := g.authorise(r); err != nil {
+	if err := g.authorize(r); err != nil {
 		if r.decision.Unenforced {
 			r.decision.Outcome, r.decision.Denial = "would-deny", reason.From(err)
 			return g.fetch(r, g.Upstream)
@@ -312,9 +314,9 @@ func (g *gate) decide(r *request) (*answer, error) {
 	if r.Method == http.MethodHead || r.claims == nil {
 		return res, nil
 	}
-	// A client that has gone in the meantime takes no use.
+	// Count no use for a client that disconnected.
 	if err := r.Context().Err(); err != nil {
-		return nil, reason.Wrap(reason.UpstreamUnavailable, err, "the client did not wait")
+		return nil, reason.Wrap(reason.UpstreamUnavailable, err, "the client disconnected")
 	}
 	own, err := g.exchange(r, res)
 	if err != nil {
@@ -326,12 +328,12 @@ func (g *gate) decide(r *request) (*answer, error) {
 	return res, nil
 }
 
-// exchange puts the bootstrap credential of the machine into its config. A config without a kubeconfig needs none.
+// exchange puts the machine's bootstrap credential into its config. A config without a kubeconfig needs none.
 func (g *gate) exchange(r *request, res *answer) (*credential.Credential, error) {
 	if g.Credentials == nil || res.slot == nil {
 		return nil, nil
 	}
-	// Together with the upstream's answer within what Ignition waits for headers.
+	// The remaining time, so that both steps together stay within Ignition's timeout for headers.
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout+time.Second-g.Now().Sub(r.began))
 	defer cancel()
 	own, err := g.Credentials.Get(ctx, *r.claims)
@@ -339,15 +341,14 @@ func (g *gate) exchange(r *request, res *answer) (*credential.Credential, error)
 		return nil, err
 	}
 	if res.parts, err = res.slot.With(res.parts[0], own.Token); err != nil {
-		return nil, reason.Wrap(reason.UpstreamInvalid, err, "the kubeconfig in the config")
+		return nil, reason.Wrap(reason.UpstreamInvalid, err, "replace the credential of the config's kubeconfig")
 	}
 	return own, nil
 }
 
-// lookUp finds the pool and its policy, and what the request shows. A source that
-// asks too often is refused, unless it presents the provisioning token or a token
-// that verifies: a limit that strangers behind the same address can exhaust must
-// not lock out those that have one.
+// lookUp finds the pool, its policy and the presented tokens. A request over the rate
+// limit is denied, unless it has a valid token or provisioning token: other clients with
+// the same address must not lock out those that have one.
 func (g *gate) lookUp(r *request) error {
 	var tooOften error
 	if g.Admit != nil {
@@ -355,14 +356,14 @@ func (g *gate) lookUp(r *request) error {
 	}
 	pool, ok := Pool(r.URL.Path)
 	if !ok {
-		return cmp.Or(tooOften, reason.Deny(reason.PoolUnknown, "the path's last element is no name of a pool"))
+		return cmp.Or(tooOften, reason.Deny(reason.PoolUnknown, "the last element of the path is not a pool name"))
 	}
 	r.pool, r.decision.Pool = pool, pool
 	policy, err := g.Policy(r.pool)
 	if err != nil {
 		return cmp.Or(tooOften, err)
 	}
-	r.policy, r.shown = policy, show(r.Request, policy)
+	r.policy, r.presented = policy, readTokens(r.Request, policy)
 	if tooOften != nil && policy.ProvisioningToken && g.provisioned(r) && g.Provisioning.admit(r.Request) == nil {
 		tooOften = nil
 	}
@@ -372,24 +373,24 @@ func (g *gate) lookUp(r *request) error {
 	return tooOften
 }
 
-// attested reports whether the request presents a token that verifies, and its
-// bearer does not ask too often itself.
+// attested reports whether the request has a valid token that is within its own rate
+// limit.
 func (g *gate) attested(r *request) bool {
-	if r.shown.err != nil || !attestation(r.shown.bearer) {
+	if r.presented.err != nil || !attestation(r.presented.bearer) {
 		return false
 	}
-	claims, err := g.Tokens.Verify(g.Now(), r.shown.bearer)
+	claims, err := g.Tokens.Verify(g.Now(), r.presented.bearer)
 	return err == nil && (g.AdmitToken == nil || g.AdmitToken(r.Request, claims) == nil)
 }
 
-// authorise checks the token that the request carries.
-func (g *gate) authorise(r *request) error {
+// authorize checks the token of the request.
+func (g *gate) authorize(r *request) error {
 	if r.policy.ProvisioningToken {
 		if done, err := g.provisioning(r); done {
 			return err
 		}
 	}
-	raw, err := r.shown.bearer, r.shown.err
+	raw, err := r.presented.bearer, r.presented.err
 	if err != nil {
 		return err
 	}
@@ -399,33 +400,33 @@ func (g *gate) authorise(r *request) error {
 	}
 	r.claims = &claims
 	if claims.Pool != r.pool {
-		return reason.Deny(reason.TokenPool, "the token is for pool %s, asked was %s", claims.Pool, r.pool)
+		return reason.Deny(reason.TokenPool, "the token is for pool %s, the request for pool %s", claims.Pool, r.pool)
 	}
 	r.redemption, err = g.Redeem.Check(r.Context(), claims)
 	return err
 }
 
-// verifier checks a token's signature and claims; every error is a denial.
+// verifier checks a token's signature and claims. Every error is a denial.
 type verifier interface {
 	Verify(now time.Time, raw []byte) (token.Claims, error)
 }
 
-// redeemer holds the records. Check says whether a use of a token could be taken.
-// Every error is a denial.
+// redeemer accesses the records. Check reports whether a use of the token could be
+// counted. Every error is a denial.
 type redeemer interface {
 	Check(ctx context.Context, c token.Claims) (Redemption, error)
 }
 
-// Redemption is one request's use of a token that was checked.
+// Redemption is the use of a checked token by one request.
 type Redemption interface {
-	// Redeem takes the use, atomically. It refuses a credential that the record does not have.
+	// Redeem counts the use, atomically. It denies a credential that the record does not have.
 	Redeem(ctx context.Context, own *credential.Credential) error
 }
 
 // credentials reads the bootstrap credentials of machines. Every error is a denial.
 type credentials interface {
-	// For reports whether the bearer of the token receives one. The bearer of a break-glass token receives the
-	// config as it is.
+	// For reports whether the bearer of the token receives a credential. The bearer of a break-glass token receives
+	// the config unchanged.
 	For(c token.Claims) bool
 	// Get returns the credential that was made for the machine of a token.
 	Get(ctx context.Context, c token.Claims) (*credential.Credential, error)

@@ -23,10 +23,10 @@ var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 const (
 	config34   = `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/etc/secret"}]}}`
 	ignition34 = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
-	good       = "good" // the token that fakeTokens takes for a worker
+	good       = "good" // the token that fakeTokens accepts for a worker
 )
 
-// fakeTokens is a verifier; nil takes the word "good", for the pool worker.
+// fakeTokens is a verifier; nil accepts the token "good" for the pool worker.
 type fakeTokens struct {
 	verify func(raw []byte) (token.Claims, error)
 }
@@ -41,7 +41,7 @@ func (f fakeTokens) Verify(_ time.Time, raw []byte) (token.Claims, error) {
 	return token.Claims{Pool: "worker", ID: "jti-1", Subject: "ns/worker-a", MachineUID: "uid"}, nil
 }
 
-// fakeRedeem counts what it is asked; a nil func allows.
+// fakeRedeem counts its calls; a nil func allows.
 type fakeRedeem struct {
 	check, redeem   func() error
 	checks, redeems int
@@ -65,14 +65,14 @@ func (f *fakeRedeem) Redeem(_ context.Context, own *credential.Credential) error
 	return nil
 }
 
-// fixture is a gate whose every part may be changed before the first request.
+// fixture is a gate whose parts may be changed before the first request.
 type fixture struct {
 	Config
 	policy    PoolPolicy
 	redeem    *fakeRedeem
 	decisions []Decision
 	lines     []string
-	upstream  []*http.Request // what reached the upstream
+	upstream  []*http.Request // as received by the upstream
 }
 
 func newFixture() *fixture {
@@ -97,7 +97,7 @@ func serve(config string) http.Handler {
 	})
 }
 
-// do asks, and checks what holds for every answer.
+// do sends a request, and checks what applies to every response.
 func (f *fixture) do(t testing.TB, r *http.Request) *http.Response {
 	t.Helper()
 	c := f.Config
@@ -124,7 +124,7 @@ func (f *fixture) do(t testing.TB, r *http.Request) *http.Response {
 	return res
 }
 
-// get asks for a path with a token, or with none if it is "".
+// get returns a request for a path with a token, or without one if it is "".
 func get(path, raw string) *http.Request {
 	r := httptest.NewRequest(http.MethodGet, path, nil)
 	r.Header.Set("Accept", ignition34)
@@ -144,7 +144,7 @@ func body(t testing.TB, res *http.Response) string {
 	return string(b)
 }
 
-func TestTheConfigForAToken(t *testing.T) {
+func TestConfig_IsServedForAToken(t *testing.T) {
 	f := newFixture()
 	res := f.do(t, get("/config/worker", good))
 	if res.StatusCode != 200 || body(t, res) != config34 || res.Header.Get("Cache-Control") != "no-store" ||
@@ -188,7 +188,7 @@ func TestModes(t *testing.T) {
 			denied(401, reason.TokenInvalid)},
 		{"enforce, another scheme", PoolPolicy{}, []string{"Basic good"}, nil, denied(401, reason.TokenInvalid)},
 		{"enforce, an empty header", PoolPolicy{}, []string{""}, nil, denied(401, reason.TokenInvalid)},
-		{"enforce, a scheme alone", PoolPolicy{}, []string{"Bearer "}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, only a scheme", PoolPolicy{}, []string{"Bearer "}, nil, denied(401, reason.TokenInvalid)},
 		{"enforce, an oversized token", PoolPolicy{}, []string{"Bearer " + strings.Repeat("g", 4097)},
 			nil, denied(401, reason.TokenInvalid)},
 		{"enforce, the record says no", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.TokenUsedUp, ""),
@@ -247,20 +247,20 @@ func TestModes(t *testing.T) {
 	})
 }
 
-func TestAUseIsTakenOnlyForACompleteAnswer(t *testing.T) {
+func TestConfig_CountsAUseOnlyForACompleteResponse(t *testing.T) {
 	f := newFixture()
 	f.Upstream = serve(config34[:20])
 	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 503 || f.redeem.redeems != 0 {
 		t.Errorf("broken upstream: %d, %d uses", res.StatusCode, f.redeem.redeems)
 	}
 	f = newFixture()
-	f.redeem.redeem = func() error { return reason.Deny(reason.TokenUsedUp, "somebody was faster") }
+	f.redeem.redeem = func() error { return reason.Deny(reason.TokenUsedUp, "another request was faster") }
 	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || strings.Contains(body(t, res), "secret") {
 		t.Errorf("lost the race: %d", res.StatusCode)
 	}
 }
 
-func TestASourceThatAsksTooOften(t *testing.T) {
+func TestAdmit_LimitsASource(t *testing.T) {
 	f := newFixture()
 	f.Admit = func(*http.Request) error { return reason.Deny(reason.RateLimited, "") }
 	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 503 || len(f.upstream)+f.redeem.checks != 0 {
@@ -268,9 +268,9 @@ func TestASourceThatAsksTooOften(t *testing.T) {
 	}
 }
 
-// A20: the gate itself knows no transport. What it must give is a final no for
-// the reason that the plain listener has.
-func TestA20_PlainHTTPIsAFinalNo(t *testing.T) {
+// A20: the gate does not know the transport. It must return a final denial for the plain
+// listener's reason.
+func TestA20_PlainHTTPIsDeniedFinally(t *testing.T) {
 	f := newFixture()
 	f.Admit = func(*http.Request) error { return reason.Deny(reason.Plaintext, "") }
 	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || len(f.upstream) != 0 {
@@ -278,7 +278,7 @@ func TestA20_PlainHTTPIsAFinalNo(t *testing.T) {
 	}
 }
 
-func TestA22_FinalIsFourHundredsAndNotYetIsFiveHundreds(t *testing.T) {
+func TestA22_FinalDenialsAre4xxAndTemporaryOnes5xx(t *testing.T) {
 	for _, code := range reason.Codes() {
 		f := newFixture()
 		f.Tokens = fakeTokens{verify: func([]byte) (token.Claims, error) { return token.Claims{}, reason.Deny(code, "") }}
@@ -290,7 +290,7 @@ func TestA22_FinalIsFourHundredsAndNotYetIsFiveHundreds(t *testing.T) {
 	}
 }
 
-func TestA23_HEADNeedsTheSameTokenAndTakesNoUse(t *testing.T) {
+func TestA23_HEADRequiresTheSameTokenAndCountsNoUse(t *testing.T) {
 	f := newFixture()
 	r := get("/config/worker", good)
 	r.Method = http.MethodHead
@@ -305,7 +305,7 @@ func TestA23_HEADNeedsTheSameTokenAndTakesNoUse(t *testing.T) {
 	}
 }
 
-func TestA26_AcceptAndUserAgentReachTheUpstreamUnchangedAndNothingElseDoes(t *testing.T) {
+func TestA26_OnlyAcceptAndUserAgentReachTheUpstream(t *testing.T) {
 	f := newFixture()
 	r := get("/config/worker?a=b", good)
 	r.Header.Set("Accept-Encoding", "gzip")
@@ -322,7 +322,7 @@ func TestA26_AcceptAndUserAgentReachTheUpstreamUnchangedAndNothingElseDoes(t *te
 	}
 }
 
-func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
+func TestA26_SourceServesOnlyAcceptedVersions(t *testing.T) {
 	rendered, err := NewRendered([]byte(config34))
 	if err != nil {
 		t.Fatal(err)
@@ -349,13 +349,13 @@ func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
 		f.policy.Mode, f.Upstream = Off, source
 		r := get("/config/"+c.pool, "")
 		r.Header.Set("Accept", c.accept)
-		// Not through do: the source speaks to the gate itself.
+		// Without do, because the source serves the gate itself.
 		rec := httptest.NewRecorder()
 		New(f.Config).ServeHTTP(rec, r)
 		if rec.Code != c.status || c.status == 200 && rec.Body.String() != config34 {
 			t.Errorf("%s: %d, want %d", c.name, rec.Code, c.status)
 		}
-		// By itself it answers as the Machine Config Server does.
+		// Without a gate it answers like the Machine Config Server.
 		rec = httptest.NewRecorder()
 		source.ServeHTTP(rec, r)
 		if want := map[int]int{200: 200, 400: 400, 503: 500}[c.status]; rec.Code != want || want == 200 &&
@@ -402,9 +402,9 @@ func TestF14_OutsideOfConfig(t *testing.T) {
 	}
 }
 
-// A balancer looks elsewhere while this one could serve nobody; how often it asks
-// is its own affair.
-func TestHealthIsAskedForOnceASecond(t *testing.T) {
+// A load balancer uses another replica while this one cannot serve a request, regardless of
+// how often it probes.
+func TestHealthy_IsCalledOnceASecond(t *testing.T) {
 	f := newFixture()
 	clock, healthy, asked := f.Now(), true, 0
 	f.Now = func() time.Time { return clock }
@@ -427,7 +427,7 @@ func TestHealthIsAskedForOnceASecond(t *testing.T) {
 	}
 }
 
-func TestOnlySoManyAnswersAreReadAtOnce(t *testing.T) {
+func TestConcurrent_LimitsUpstreamResponses(t *testing.T) {
 	f := newFixture()
 	f.Concurrent, f.UpstreamTimeout = 1, 50*time.Millisecond
 	f.Observe, f.Requested = nil, nil
@@ -459,7 +459,7 @@ func TestOnlySoManyAnswersAreReadAtOnce(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeftTakesNoUse(t *testing.T) {
+func TestConfig_CountsNoUseForADisconnectedClient(t *testing.T) {
 	f := newFixture()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// preflight is one gate whose upstream counts what it renders.
+// preflight is a gate whose upstream counts its renders.
 type preflight struct {
 	*fixture
 	t        *testing.T
@@ -41,9 +41,9 @@ func (p *preflight) ask(r *http.Request) (int, string) {
 	return rec.Code, rec.Body.String()
 }
 
-// A boot asks with HEAD, as the agent, and then with GET, as Ignition. The Machine
-// Config Server renders once for both.
-func TestOneBootRendersTheUpstreamOnce(t *testing.T) {
+// A boot sends HEAD, by the agent, and then GET, by Ignition. The Machine Config Server
+// renders once for both.
+func TestCache_RequestsTheUpstreamOncePerBoot(t *testing.T) {
 	p := newPreflight(t)
 	agent := head("/config/worker", good)
 	agent.Header.Set("User-Agent", "mcs-attest-agent/1")
@@ -62,8 +62,8 @@ func TestOneBootRendersTheUpstreamOnce(t *testing.T) {
 	}
 }
 
-// Many machines that boot together share what one preflight brought.
-func TestManyBootsShareAPreflight(t *testing.T) {
+// Many machines that boot at the same time share one preflight's response.
+func TestCache_SharesAPreflight(t *testing.T) {
 	p := newPreflight(t)
 	p.fixture.policy.Mode = Off // the fixture's records are for one request at a time
 	p.ask(head("/config/worker", ""))
@@ -81,7 +81,7 @@ func TestManyBootsShareAPreflight(t *testing.T) {
 	}
 }
 
-func TestWhatAPreflightBroughtIsForTheSameQuestionOnly(t *testing.T) {
+func TestCache_ServesOnlyTheSameRequest(t *testing.T) {
 	other := func(change func(*http.Request)) *http.Request {
 		r := get("/config/worker", good)
 		change(r)
@@ -94,9 +94,9 @@ func TestWhatAPreflightBroughtIsForTheSameQuestionOnly(t *testing.T) {
 		status int
 		renews int32
 	}{
-		{"the same question", keptFor - time.Second, get("/config/worker", good), 200, 0},
-		{"the same question, too late", keptFor + time.Second, get("/config/worker", good), 200, 1},
-		{"the same question when the clock went back", -time.Second, get("/config/worker", good), 200, 1},
+		{"the same request", cacheFor - time.Second, get("/config/worker", good), 200, 0},
+		{"the same request, too late", cacheFor + time.Second, get("/config/worker", good), 200, 1},
+		{"the same request when the clock went back", -time.Second, get("/config/worker", good), 200, 1},
 		{"another spec version", 0,
 			other(func(r *http.Request) { r.Header.Set("Accept", strings.Replace(ignition34, "3.4", "3.5", 1)) }), 200, 1},
 		{"no version, so the User-Agent may decide", 0, other(func(r *http.Request) { r.Header.Del("Accept") }), 200, 1},
@@ -122,8 +122,8 @@ func TestWhatAPreflightBroughtIsForTheSameQuestionOnly(t *testing.T) {
 	}
 }
 
-// A GET asks the upstream each time: no config is served that is older than a boot.
-func TestAConfigIsNotKeptForItsOwnSake(t *testing.T) {
+// Each GET requests the config from the upstream, so no served config is older than a boot.
+func TestCache_CachesNoResponseToGET(t *testing.T) {
 	p := newPreflight(t)
 	for range 3 {
 		p.ask(get("/config/worker", good))
@@ -133,8 +133,8 @@ func TestAConfigIsNotKeptForItsOwnSake(t *testing.T) {
 	}
 }
 
-// A refusal is not kept: the machine asks until the upstream recovers.
-func TestARefusalIsNotKept(t *testing.T) {
+// A denial is not cached: the machine tries again until the upstream recovers.
+func TestCache_DoesNotCacheDenials(t *testing.T) {
 	p := newPreflight(t)
 	broken := atomic.Bool{}
 	broken.Store(true)
@@ -156,33 +156,33 @@ func TestARefusalIsNotKept(t *testing.T) {
 	}
 }
 
-// Strangers may ask with HEAD where the gate serves anyone. What is kept for them is bounded.
-func TestWhatIsKeptIsBounded(t *testing.T) {
+// In mode Off any client may send HEAD. What is cached for them is limited.
+func TestCache_IsLimited(t *testing.T) {
 	p := newPreflight(t)
 	p.fixture.policy.Mode = Off
 	for i := range 200 {
 		p.ask(head(fmt.Sprintf("/config/pool-%d", i), ""))
 	}
-	kept := &p.gate.(*gate).kept
-	if n := len(kept.answers); n > maxKept {
-		t.Errorf("%d answers are kept", n)
+	cached := &p.gate.(*gate).cache
+	if n := len(cached.answers); n > maxCached {
+		t.Errorf("%d responses are cached", n)
 	}
-	big := &answer{parts: [][]byte{make([]byte, maxKeptBytes)}}
+	big := &answer{parts: [][]byte{make([]byte, maxCachedBytes)}}
 	for i := range 3 {
-		kept.put(question{byte(i)}, noon, big)
+		cached.put(cacheKey{byte(i)}, noon, big)
 	}
-	if len(kept.answers) != 1 || kept.bytes > maxKeptBytes {
-		t.Errorf("%d answers of %d bytes", len(kept.answers), kept.bytes)
+	if len(cached.answers) != 1 || cached.bytes > maxCachedBytes {
+		t.Errorf("%d answers of %d bytes", len(cached.answers), cached.bytes)
 	}
-	if kept.put(question{9}, noon, &answer{parts: [][]byte{make([]byte, maxKeptBytes+1)}}); kept.get(question{9},
+	if cached.put(cacheKey{9}, noon, &answer{parts: [][]byte{make([]byte, maxCachedBytes+1)}}); cached.get(cacheKey{9},
 		noon) != nil {
-		t.Error("an answer over the bound is kept")
+		t.Error("a response over the limit is cached")
 	}
 }
 
-// The upstream and the check of its answer read only the first line of a header. What a
-// preflight with one line brought is therefore not for a request with two.
-func TestHeaderLinesAreReadOneByOne(t *testing.T) {
+// The upstream and the check of its response read only the first line of a header. So the
+// response to a preflight with one line does not apply to a request with two.
+func TestCacheKey_SeparatesHeaderLines(t *testing.T) {
 	const old = "text/plain"
 	agents := func(r *http.Request, agent string) *http.Request {
 		r.Header["Accept"] = []string{old, ignition34}

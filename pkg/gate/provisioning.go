@@ -12,22 +12,21 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Provisioning is what the gate needs to know of the provisioning token. What is
-// limited is never a request with the right one for the sake of the wrong ones:
-// a guesser costs himself alone.
+// Provisioning gives the gate access to the provisioning token. Requests with the right
+// token have their own rate limit, so that wrong guesses never lock them out.
 type Provisioning struct {
-	// View is what is known of the token now; nil knows nothing.
+	// View returns the current state of the token. If it is nil, the token is unknown.
 	View func() provisioning.View
-	// Admit is asked for a request with the right token that [Config.Admit]
-	// refused, so that those have an allowance of their own; nil admits it.
+	// Admit decides about a request with the right token that [Config.Admit] rejected. If it
+	// is nil, the gate admits such requests.
 	Admit func(*http.Request) error
-	// Wrong is told of each wrong token, and may answer by an error that the
-	// source, or everyone together, shows too many of them.
+	// Wrong is called for each wrong token. It returns an error if the source, or all sources
+	// together, exceed the limit of wrong tokens.
 	Wrong func(*http.Request) error
-	// Confirm reads the token anew before a wrong one is told a final no, where the
-	// view may be behind what an administrator wrote a moment ago (DESIGN, section
-	// 19, rule 12). It must bound itself, since whoever asks has shown nothing; its
-	// error is temporary. Nil where the view is never behind.
+	// Confirm reads the token live before a final denial of a wrong one, because View may be
+	// older than an administrator's last change (rule 12 of docs/security-rules.md). It must
+	// limit its own rate, because the caller has proven nothing. Its error leads to a
+	// temporary denial. It is nil if View is never stale.
 	Confirm func(context.Context) (provisioning.View, error)
 }
 
@@ -45,22 +44,22 @@ func (p Provisioning) admit(r *http.Request) error {
 	return p.Admit(r)
 }
 
-// showing is what a request shows. All of it is untrusted.
-type showing struct {
-	header bool // there is an Authorization header
+// presentedTokens has the tokens that a request presents. All of it is untrusted.
+type presentedTokens struct {
+	header bool // an Authorization header exists
 	bearer []byte
-	err    error // why there is no bearer
+	err    error // why bearer is nil
 
-	parameter bool // there is a parameter in the URL, and the policy takes one
+	parameter bool // the URL has a parameter, and the policy accepts it
 	value     []byte
 	valueErr  error
 }
 
-func (c showing) none() bool { return !c.header && !c.parameter }
+func (c presentedTokens) none() bool { return !c.header && !c.parameter }
 
-// show reads what a request shows.
-func show(r *http.Request, p PoolPolicy) showing {
-	c := showing{header: len(r.Header.Values("Authorization")) > 0}
+// readTokens reads the tokens of a request.
+func readTokens(r *http.Request, p PoolPolicy) presentedTokens {
+	c := presentedTokens{header: len(r.Header.Values("Authorization")) > 0}
 	c.bearer, c.err = bearer(r.Header)
 	if p.ProvisioningToken && p.URLParameter {
 		c.value, c.parameter, c.valueErr = parameter(r.URL)
@@ -68,25 +67,25 @@ func show(r *http.Request, p PoolPolicy) showing {
 	return c
 }
 
-// presented is what may be a provisioning token: the header's, or the URL's where
-// there is no header.
-func (c showing) presented() ([]byte, error) {
+// candidate returns what may be a provisioning token: the header's, or the URL's if there
+// is no header.
+func (c presentedTokens) candidate() ([]byte, error) {
 	if c.header {
 		return c.bearer, c.err
 	}
 	return c.value, c.valueErr
 }
 
-// conflict: header and URL show two things.
-func (c showing) conflict() bool {
+// conflict reports whether header and URL have different tokens.
+func (c presentedTokens) conflict() bool {
 	return c.header && c.parameter && (c.err != nil || c.valueErr != nil || !bytes.Equal(c.bearer, c.value))
 }
 
 // parameterName is the provisioning token's parameter in a URL.
 const parameterName = "token"
 
-// parameter reads a URL's parameter "token". A plus sign stands for itself:
-// base64 has it, and no token has a space.
+// parameter reads the URL parameter "token". A plus sign is not a space: base64 uses it,
+// and no token contains a space.
 func parameter(u *url.URL) (value []byte, ok bool, err error) {
 	for pair := range strings.SplitSeq(u.RawQuery, "&") {
 		name, raw, _ := strings.Cut(pair, "=")
@@ -94,11 +93,11 @@ func parameter(u *url.URL) (value []byte, ok bool, err error) {
 			continue
 		}
 		if ok {
-			return nil, true, reason.Deny(reason.TokenInvalid, "two parameters %q", parameterName)
+			return nil, true, reason.Deny(reason.TokenInvalid, "the URL has two parameters %q", parameterName)
 		}
 		text, unescapeErr := url.PathUnescape(raw)
 		if unescapeErr != nil || text == "" || len(text) > maxBearer || strings.ContainsFunc(text, notToken68) {
-			ok, err = true, reason.Deny(reason.TokenInvalid, "a parameter %q that is no token", parameterName)
+			ok, err = true, reason.Deny(reason.TokenInvalid, "the URL parameter %q is not a valid token", parameterName)
 			continue
 		}
 		value, ok = []byte(text), true
@@ -109,45 +108,45 @@ func parameter(u *url.URL) (value []byte, ok bool, err error) {
 	return value, ok, nil
 }
 
-// provisioned reports whether the request shows a valid provisioning token.
+// provisioned reports whether the request has a valid provisioning token.
 func (g *gate) provisioned(r *request) bool {
-	shown, err := r.shown.presented()
-	if err != nil || r.shown.conflict() {
+	presented, err := r.presented.candidate()
+	if err != nil || r.presented.conflict() {
 		return false
 	}
 	tokens, _ := g.Provisioning.at(g.Now())
-	return tokens.Check(g.Now(), shown).Valid()
+	return tokens.Check(g.Now(), presented).Valid()
 }
 
-// unenforced: there is no provisioning token, the policy says that absence opens the
-// pool, and the caller presents nothing. What is presented is never ignored.
+// unenforced reports whether the pool is open because no provisioning token exists. A
+// presented token is never ignored.
 func (g *gate) unenforced(r *request) bool {
 	_, presence := g.Provisioning.at(g.Now())
-	return presence == provisioning.Absent && r.policy.OpenWithoutToken && r.shown.none()
+	return presence == provisioning.Absent && r.policy.OpenWithoutToken && r.presented.none()
 }
 
-// provisioning decides by the provisioning token; not done if what is shown is an
-// attestation token, or nothing. In order:
+// provisioning decides by the provisioning token. It returns done=false if the request has
+// an attestation token or none. In order:
 //
-//   - there is no such token, and the policy opens without one: noted, for the caller
-//   - header and URL disagree: the header must be an attestation token
-//   - a valid provisioning token opens the pool
-//   - there is no token to compare with, or none has been read: StoreUnavailable
-//   - what is no attestation token either is confirmed to be wrong:
+//   - no provisioning token exists, and the policy is open then: recorded for the caller
+//   - header and URL differ: the header must be an attestation token
+//   - a valid provisioning token suffices
+//   - the provisioning token does not exist, or was not read yet: StoreUnavailable
+//   - a token that is not an attestation token either is confirmed to be wrong:
 //     ProvisioningTokenInvalid
 func (g *gate) provisioning(r *request) (done bool, err error) {
-	now, c := g.Now(), r.shown
+	now, c := g.Now(), r.presented
 	tokens, presence := g.Provisioning.at(now)
 	r.decision.Unenforced = g.unenforced(r)
-	shown, err := c.presented()
+	presented, err := c.candidate()
 	match := provisioning.None
 	if err == nil {
-		match = tokens.Check(now, shown)
+		match = tokens.Check(now, presented)
 	}
 	r.decision.Provisioning = match
 	switch {
 	case c.conflict() && match.Valid():
-		return true, reason.Deny(reason.TokenInvalid, "the provisioning token in the header, and another one in the URL")
+		return true, reason.Deny(reason.TokenInvalid, "the header has the provisioning token, but the URL has another one")
 	case c.conflict():
 		return false, nil
 	case match.Valid():
@@ -159,7 +158,7 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 		return true, g.unread(presence)
 	case err != nil:
 		return true, err
-	case c.header && attestation(shown):
+	case c.header && attestation(presented):
 		return false, nil
 	case presence != provisioning.Present:
 		return true, g.unread(presence)
@@ -172,10 +171,10 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 	if g.Provisioning.Confirm != nil {
 		view, err := g.Provisioning.Confirm(r.Context())
 		if err != nil {
-			return true, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read anew")
+			return true, reason.Wrap(reason.StoreUnavailable, err, "read the provisioning token again")
 		}
 		tokens, presence = view.At(now)
-		match = tokens.Check(now, shown)
+		match = tokens.Check(now, presented)
 		r.decision.Provisioning = match
 		if match.Valid() {
 			return true, nil
@@ -183,17 +182,18 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 	}
 	switch {
 	case match == provisioning.Expired:
-		return true, reason.Deny(reason.ProvisioningTokenInvalid, "the previous provisioning token; its grace ended at %s",
+		return true, reason.Deny(reason.ProvisioningTokenInvalid,
+			"the previous provisioning token, whose grace period ended at %s",
 			tokens.PreviousExpires.Format(time.RFC3339))
 	case presence != provisioning.Present:
 		return true, g.unread(presence)
 	}
 	return true, reason.Deny(reason.ProvisioningTokenInvalid,
-		"neither the current provisioning token nor the previous one in its grace")
+		"neither the current provisioning token nor the previous one within its grace period")
 }
 
-// unread is the denial while there is no token to compare with. That is never the
-// caller's fault, so it is temporary.
+// unread returns the denial while there is no token to compare with. It is temporary,
+// because the caller is not at fault.
 func (g *gate) unread(presence provisioning.Presence) error {
 	if presence == provisioning.Absent {
 		return reason.Deny(reason.StoreUnavailable, "there is no provisioning token")
@@ -206,8 +206,8 @@ func (g *gate) unread(presence provisioning.Presence) error {
 	return reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
 }
 
-// attestation reports whether a token has the outer form of ours: a compact JWS,
-// whose header begins with `{"`.
+// attestation reports whether a token has the form of an attestation token: a compact
+// JWS whose header begins with `{"`.
 func attestation(raw []byte) bool {
 	return bytes.HasPrefix(raw, []byte("eyJ")) && bytes.Count(raw, []byte(".")) == 2
 }

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// With every character that base64 has and a URL may not.
+	// With every character of base64, including those that URLs escape.
 	current  = "AAAA+bbb/CCC+ddd/EEE+fff/GGG+hhh/III+jjj/KKK="
 	previous = "1111-bbb_2222-ddd_3333-fff_4444-hhh_5555-jjj"
 	wrong    = "zzzz-bbb_yyyy-ddd_xxxx-fff_wwww-hhh_vvvv-jjj"
-	// attested has the form of an attestation's token; fakeTokens takes "good" alone.
+	// attested has the form of an attestation token; fakeTokens only accepts "good".
 	attested = "eyJhbGciOiJFUzI1NiJ9.eyJwb29sIjoid29ya2VyIn0.c2ln"
 )
 
 var graceEnds = noon.Add(time.Hour)
 
-// shared is a view of both tokens.
+// shared returns a view of both tokens.
 func shared(t testing.TB) provisioning.View {
 	t.Helper()
 	v, _ := provisioning.View{}.Read(noon, map[string][]byte{
@@ -39,7 +39,7 @@ func shared(t testing.TB) provisioning.View {
 	return v
 }
 
-// newProvisioned is a gate for a pool that the provisioning token alone opens.
+// newProvisioned returns a gate for a pool that the provisioning token by itself opens.
 func newProvisioned(t testing.TB) *fixture {
 	f := newFixture()
 	v := shared(t)
@@ -62,7 +62,7 @@ func (f *fixture) last(t testing.TB) Decision {
 	return f.decisions[len(f.decisions)-1]
 }
 
-// codeOf is the reason of the last decision, "" if there is none.
+// codeOf returns the reason of the last decision, or "".
 func (f *fixture) codeOf(t testing.TB) string {
 	t.Helper()
 	if d := f.last(t).Denial; d != nil {
@@ -71,14 +71,14 @@ func (f *fixture) codeOf(t testing.TB) string {
 	return ""
 }
 
-// A1, A5, A9: with exact edges, judged by the time of the request.
+// A1, A5, A9: at the exact limits, by the time of the request.
 func TestProvisioningTokenOpensThePoolThatListsIt(t *testing.T) {
 	for _, c := range []struct {
-		name, shown string
-		at          time.Time
-		status      int
-		reason      string
-		match       provisioning.Match
+		name, presented string
+		at              time.Time
+		status          int
+		reason          string
+		match           provisioning.Match
 	}{
 		{"none", "", noon, 401, "TokenMissing", provisioning.None},
 		{"the current one", current, noon, 200, "", provisioning.Current},
@@ -93,15 +93,15 @@ func TestProvisioningTokenOpensThePoolThatListsIt(t *testing.T) {
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
 			f := newProvisioned(t)
 			f.Now = func() time.Time { return c.at }
-			r := get("/config/worker", c.shown)
+			r := get("/config/worker", c.presented)
 			r.Method = method
 			res := f.do(t, r)
 			if d := f.last(t); res.StatusCode != c.status || f.codeOf(t) != c.reason || d.Provisioning != c.match ||
 				d.Unenforced {
 				t.Errorf("%s %s: %d %s %v", method, c.name, res.StatusCode, f.codeOf(t), d.Provisioning)
 			}
-			// There is no Machine, so there is nothing to redeem.
-			if redeemed := f.redeem.checks+f.redeem.redeems > 0; redeemed != (c.shown == attested) {
+			// Without a Machine no use is counted.
+			if redeemed := f.redeem.checks+f.redeem.redeems > 0; redeemed != (c.presented == attested) {
 				t.Errorf("%s %s: %d checks, %d redemptions", method, c.name, f.redeem.checks, f.redeem.redeems)
 			}
 			if len(f.lines) != 0 && c.status != 200 || len(f.lines) != 1 && c.status == 200 {
@@ -111,8 +111,8 @@ func TestProvisioningTokenOpensThePoolThatListsIt(t *testing.T) {
 	}
 }
 
-// Rule 14: a pool that does not list it refuses it, and never falls back.
-func TestProvisioningTokenIsNothingToAPoolThatDoesNotListIt(t *testing.T) {
+// Rule 14: a pool that does not list it rejects it, without a fallback.
+func TestProvisioningToken_IsRejectedByOtherPools(t *testing.T) {
 	for _, preApproved := range []bool{false, true} {
 		f := newProvisioned(t)
 		f.policy = PoolPolicy{Label: "worker", PreApproved: preApproved, URLParameter: true}
@@ -130,7 +130,7 @@ func TestProvisioningTokenIsNothingToAPoolThatDoesNotListIt(t *testing.T) {
 			t.Errorf("in the URL: %d %s", res.StatusCode, f.codeOf(t))
 		}
 	}
-	// And under PreApproved a wrong one is refused where the pool does list it.
+	// Also under PreApproved, a wrong token is denied if the pool lists it.
 	f := newProvisioned(t)
 	f.policy.PreApproved = true
 	f.PreApproved = serve(`{"ignition":{"version":"3.4.0"}}`)
@@ -175,7 +175,7 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 		{"right in the header, wrong in the URL", "token=" + wrong, current, 401, "TokenInvalid"},
 		{"wrong in the header, right in the URL", "token=" + previous, wrong, 401, "TokenInvalid"},
 		{"right in the header, broken in the URL", "token=%zz", current, 401, "TokenInvalid"},
-		// A machine that attested fetches with its own token; the pointer still has the other.
+		// An attested machine presents its own token; the pointer config still has the other.
 		{"an attestation's in the header", "token=" + previous, attested, 200, ""},
 		{"an attestation's in the header, a wrong one in the URL", "token=" + wrong, attested, 200, ""},
 		{"a forged attestation's in the header, a right one in the URL", "token=" + previous, attested + "x", 401,
@@ -192,14 +192,14 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 				t.Errorf("%s: the upstream saw %q", c.name, r.URL.RawQuery)
 			}
 		}
-		// Without the opt-in the URL is not looked at.
+		// Without the opt-in, the URL is ignored.
 		f = newProvisioned(t)
 		res = f.do(t, get("/config/worker?"+c.query, ""))
 		if res.StatusCode != 401 || f.codeOf(t) != "TokenMissing" {
 			t.Errorf("%s, without the opt-in: %d %s", c.name, res.StatusCode, f.codeOf(t))
 		}
 	}
-	// A header that is broken is not mended by the URL.
+	// The URL does not compensate for an invalid header.
 	f := newProvisioned(t)
 	f.policy.URLParameter = true
 	r := get("/config/worker?token="+previous, "")
@@ -209,20 +209,21 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 	}
 }
 
-// A13, A15: absent waits, unless the policy opens without a token; unknown waits.
+// A13, A15: if the token is absent, callers wait, unless the policy is open then. If it is
+// unknown, they wait.
 func TestPoolWithoutAProvisioningToken(t *testing.T) {
 	absent := provisioning.View{}.Gone(noon)
 	broken, _ := provisioning.View{}.Read(noon, map[string][]byte{provisioning.KeyToken: []byte("short")}, time.Hour)
 	keptView, _ := shared(t).Read(noon, map[string][]byte{provisioning.KeyToken: []byte("short")}, time.Hour)
 	for _, c := range []struct {
-		name, shown string
-		view        provisioning.View
-		only        bool
-		open        bool
-		status      int
-		outcome     string
-		reason      string
-		unenforced  bool
+		name, presented string
+		view            provisioning.View
+		only            bool
+		open            bool
+		status          int
+		outcome         string
+		reason          string
+		unenforced      bool
 	}{
 		{"absent, no token", "", absent, true, false, 503, "denied", "StoreUnavailable", false},
 		{"absent, an old token", current, absent, true, false, 503, "denied", "StoreUnavailable", false},
@@ -250,13 +251,13 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 		f := newProvisioned(t)
 		f.policy.OnlyProvisioningToken, f.policy.OpenWithoutToken = c.only, c.open
 		f.Provisioning.View = func() provisioning.View { return c.view }
-		res := f.do(t, get("/config/worker", c.shown))
+		res := f.do(t, get("/config/worker", c.presented))
 		if d := f.last(t); res.StatusCode != c.status || d.Outcome != c.outcome || f.codeOf(t) != c.reason ||
 			d.Unenforced != c.unenforced {
 			t.Errorf("%s: %d %s %s %t", c.name, res.StatusCode, d.Outcome, f.codeOf(t), d.Unenforced)
 		}
 	}
-	// A caller that presents nothing receives the pre-approved config, as ever.
+	// A caller without a token still receives the pre-approved config.
 	f := newProvisioned(t)
 	f.policy.PreApproved, f.PreApproved = true, serve(`{"ignition":{"version":"3.4.0"}}`)
 	f.Provisioning.View = func() provisioning.View { return absent }
@@ -264,7 +265,7 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 		body(t, res) == config34 {
 		t.Errorf("absent, with a pre-approved config: %d %s", res.StatusCode, f.last(t).Outcome)
 	}
-	// The zero value knows nothing.
+	// The zero value has no tokens.
 	f = newProvisioned(t)
 	f.Provisioning = Provisioning{}
 	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 503 {
@@ -274,25 +275,25 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 
 // A14.
 func TestProvisioningTokenUnderAuditAndOff(t *testing.T) {
-	for _, c := range []struct{ shown, outcome, reason string }{
+	for _, c := range []struct{ presented, outcome, reason string }{
 		{"", "would-deny", "TokenMissing"}, {wrong, "would-deny", "ProvisioningTokenInvalid"}, {current, "allowed", ""},
 	} {
 		f := newProvisioned(t)
 		f.policy.Mode = Audit
-		if res := f.do(t, get("/config/worker", c.shown)); res.StatusCode != 200 || f.last(t).Outcome != c.outcome ||
+		if res := f.do(t, get("/config/worker", c.presented)); res.StatusCode != 200 || f.last(t).Outcome != c.outcome ||
 			f.codeOf(t) != c.reason {
-			t.Errorf("audit %q: %d %s %s", c.shown, res.StatusCode, f.last(t).Outcome, f.codeOf(t))
+			t.Errorf("audit %q: %d %s %s", c.presented, res.StatusCode, f.last(t).Outcome, f.codeOf(t))
 		}
 		f = newProvisioned(t)
 		f.policy.Mode = Off
-		if res := f.do(t, get("/config/worker", c.shown)); res.StatusCode != 200 || f.last(t).Outcome != "allowed" {
-			t.Errorf("off %q: %d %s", c.shown, res.StatusCode, f.last(t).Outcome)
+		if res := f.do(t, get("/config/worker", c.presented)); res.StatusCode != 200 || f.last(t).Outcome != "allowed" {
+			t.Errorf("off %q: %d %s", c.presented, res.StatusCode, f.last(t).Outcome)
 		}
 	}
 }
 
-// A19: whoever guesses costs himself, not those behind the same address.
-func TestAttack_T51_GuessersDoNotLockOutThoseWhoKnow(t *testing.T) {
+// A19: wrong guesses affect only their source, not other clients with the same address.
+func TestAttack_T51_WrongGuessesDoNotLockOutTheRightToken(t *testing.T) {
 	f := newProvisioned(t)
 	tooMany := reason.Deny(reason.RateLimited, "too many")
 	f.Admit = func(*http.Request) error { return tooMany }
@@ -302,12 +303,12 @@ func TestAttack_T51_GuessersDoNotLockOutThoseWhoKnow(t *testing.T) {
 	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 200 || admitted != 1 {
 		t.Errorf("the right token behind a flooded address: %d", res.StatusCode)
 	}
-	for _, shown := range []string{"", wrong, "eyJhbGciOiJFUzI1NiJ9.e30.AAAA"} {
-		if res := f.do(t, get("/config/worker", shown)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
-			t.Errorf("%q: %d %s", shown, res.StatusCode, f.codeOf(t))
+	for _, presented := range []string{"", wrong, "eyJhbGciOiJFUzI1NiJ9.e30.AAAA"} {
+		if res := f.do(t, get("/config/worker", presented)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
+			t.Errorf("%q: %d %s", presented, res.StatusCode, f.codeOf(t))
 		}
 	}
-	// A token that verifies has an allowance of its own.
+	// A valid token has its own rate limit.
 	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 200 {
 		t.Errorf("an attestation token behind a flooded address: %d", res.StatusCode)
 	}
@@ -318,18 +319,18 @@ func TestAttack_T51_GuessersDoNotLockOutThoseWhoKnow(t *testing.T) {
 	if guesses != 0 || admitted != 1 {
 		t.Errorf("%d guesses looked at, %d admitted", guesses, admitted)
 	}
-	// Those who know have an allowance too.
+	// Requests with the right token have their own rate limit, too.
 	f.Provisioning.Admit = func(*http.Request) error { return errors.New("enough") }
 	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
 		t.Errorf("%d %s", res.StatusCode, f.codeOf(t))
 	}
-	// A pool that does not take it gives nobody a way around the limit.
+	// In a pool that does not accept it, the token does not bypass the limit.
 	f.policy.ProvisioningToken, f.policy.OnlyProvisioningToken, f.Provisioning.Admit = false, false, nil
 	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 503 {
 		t.Errorf("%d", res.StatusCode)
 	}
 
-	// Too many wrong ones are told to come later; the right one is not.
+	// With too many wrong tokens callers are told to try later, but not with the right one.
 	f = newProvisioned(t)
 	f.Provisioning.Wrong = func(*http.Request) error { return tooMany }
 	if res := f.do(t, get("/config/worker", wrong)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
@@ -340,8 +341,8 @@ func TestAttack_T51_GuessersDoNotLockOutThoseWhoKnow(t *testing.T) {
 	}
 }
 
-// Rule 12: a replica whose view is behind asks before it says a final no.
-func TestWrongProvisioningTokenIsConfirmedBeforeAFinalNo(t *testing.T) {
+// Rule 12: a replica with a stale view reads the token live before a final denial.
+func TestProvisioningToken_ConfirmedBeforeAFinalDenial(t *testing.T) {
 	fresh, _ := provisioning.View{}.Read(noon, map[string][]byte{provisioning.KeyToken: []byte(wrong)}, time.Hour)
 	for _, c := range []struct {
 		name   string
@@ -354,7 +355,7 @@ func TestWrongProvisioningTokenIsConfirmedBeforeAFinalNo(t *testing.T) {
 		{"it is wrong", shared(t), nil, 401, "ProvisioningTokenInvalid"},
 		{"there is none any more", provisioning.View{}.Gone(noon), nil, 503, "StoreUnavailable"},
 		{"it cannot be read any more", provisioning.View{}, nil, 503, "StoreUnavailable"},
-		{"nobody knows", provisioning.View{}, errors.New("no API server"), 503, "StoreUnavailable"},
+		{"unknown", provisioning.View{}, errors.New("no API server"), 503, "StoreUnavailable"},
 	} {
 		f := newProvisioned(t)
 		asked := 0
@@ -362,7 +363,7 @@ func TestWrongProvisioningTokenIsConfirmedBeforeAFinalNo(t *testing.T) {
 		if res := f.do(t, get("/config/worker", wrong)); res.StatusCode != c.status || f.codeOf(t) != c.reason || asked != 1 {
 			t.Errorf("%s: %d %s, asked %d times", c.name, res.StatusCode, f.codeOf(t), asked)
 		}
-		// Neither the right one, nor none, nor too many wrong ones make it ask.
+		// Neither the right token, nor none, nor too many wrong ones cause a live read.
 		f.do(t, get("/config/worker", current))
 		f.do(t, get("/config/worker", ""))
 		f.Provisioning.Wrong = func(*http.Request) error { return reason.Deny(reason.RateLimited, "") }
@@ -373,16 +374,16 @@ func TestWrongProvisioningTokenIsConfirmedBeforeAFinalNo(t *testing.T) {
 	}
 }
 
-// T48, A23: no answer tells how near a guess was, which kind of token is missing,
-// or how long the config is.
+// T48, A23: no response tells how close a guess was, which kind of token is missing, or the
+// length of the config.
 func TestAttack_T48_WrongTokensReadAlike(t *testing.T) {
 	seen := map[string]bool{}
-	for _, shown := range []string{wrong, current[:44], previous, attested + "x", "x", strings.Repeat("A", 4000)} {
+	for _, presented := range []string{wrong, current[:44], previous, attested + "x", "x", strings.Repeat("A", 4000)} {
 		for _, listed := range []bool{true, false} {
 			f := newProvisioned(t)
 			f.policy.ProvisioningToken, f.policy.OnlyProvisioningToken = listed, listed
 			f.Now = func() time.Time { return graceEnds }
-			res := f.do(t, get("/config/worker", shown))
+			res := f.do(t, get("/config/worker", presented))
 			seen[fmt.Sprint(res.StatusCode, res.Header, body(t, res))] = true
 		}
 	}
@@ -391,15 +392,15 @@ func TestAttack_T48_WrongTokensReadAlike(t *testing.T) {
 	}
 }
 
-// A21: neither line nor decision nor upstream sees a token, also a wrong one.
-func TestAttack_T46_ProvisioningTokenGetsOutNowhere(t *testing.T) {
-	for _, shown := range []string{current, previous, wrong} {
+// A21: neither line nor decision nor upstream receives a token, not even a wrong one.
+func TestAttack_T46_TheProvisioningTokenIsNeverPrinted(t *testing.T) {
+	for _, presented := range []string{current, previous, wrong} {
 		for _, mode := range []Mode{Enforce, Audit, Off} {
-			for _, path := range []string{"/config/worker", "/config/worker?token=" + shown, "/config/" + shown,
-				"/config/worker;token=" + shown} {
+			for _, path := range []string{"/config/worker", "/config/worker?token=" + presented, "/config/" + presented,
+				"/config/worker;token=" + presented} {
 				f := newProvisioned(t)
 				f.policy.Mode, f.policy.URLParameter = mode, true
-				for _, header := range []string{shown, ""} {
+				for _, header := range []string{presented, ""} {
 					res := f.do(t, get(path, header))
 					out := fmt.Sprint(f.lines, res.Header, body(t, res))
 					for _, d := range f.decisions {
@@ -408,7 +409,7 @@ func TestAttack_T46_ProvisioningTokenGetsOutNowhere(t *testing.T) {
 					for _, r := range f.upstream {
 						out += fmt.Sprint(r.URL, r.RequestURI, r.Header)
 					}
-					if strings.Contains(out, shown[:30]) {
+					if strings.Contains(out, presented[:30]) {
 						t.Errorf("%v %s: the token got out: %s", mode, path, out)
 					}
 				}

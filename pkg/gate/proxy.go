@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// Via is what a gate adds to a request that it passes on (RFC 9110, 7.6.3). A gate
-// that receives it is the upstream of a gate, perhaps of itself: it answers 508 and
-// decides nothing, so that one request never becomes many.
+// Via is the header value that a gate adds to a forwarded request (RFC 9110, section
+// 7.6.3). A gate that receives it is the upstream of a gate, possibly of itself. It
+// answers 508, so that no request loops.
 const Via = "1.1 mcs-attest"
 
-// looped reports whether a gate passed the request on.
+// looped reports whether a gate forwarded the request.
 func looped(r *http.Request) bool {
 	for hop := range strings.SplitSeq(strings.Join(r.Header.Values("Via"), ","), ",") {
 		if strings.Join(strings.Fields(hop), " ") == Via {
@@ -24,11 +24,11 @@ func looped(r *http.Request) bool {
 	return false
 }
 
-// Proxy is an upstream for [Config]: the Machine Config Server at base. The
-// transport brings its trust anchors and must not compress; nil is an error of
-// the caller's, since the default one trusts the public web.
+// Proxy returns an upstream for [Config]: the Machine Config Server at base. transport has
+// the trust anchors and must not request compression. It must not be nil, because the default
+// transport trusts public authorities.
 //
-// Redirects are not followed but refused with the rest of the answer.
+// The gate rejects redirects, it does not follow them.
 func Proxy(base *url.URL, transport http.RoundTripper) http.Handler {
 	return &httputil.ReverseProxy{
 		Transport: transport,
@@ -43,7 +43,7 @@ func Proxy(base *url.URL, transport http.RoundTripper) http.Handler {
 			}
 			w.WriteHeader(http.StatusBadGateway)
 		},
-		// What it has to say is in the decision.
+		// The decision has the error.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
 }

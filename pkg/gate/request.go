@@ -11,13 +11,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Pool reads the pool off a request's path, decoded as in [net/url.URL.Path]:
-// it is the last element, as the Machine Config Server takes it, whatever stands
-// before. So /config/worker/master and /config/worker%2fmaster are the pool
-// master, and so is /config/master/. Case counts.
+// Pool returns the pool of a request's path, decoded as in [net/url.URL.Path]. Like the
+// Machine Config Server it uses the last element, regardless of those before. So
+// /config/worker/master, /config/worker%2fmaster and /config/master/ are the pool master.
+// Case matters.
 //
-// It must be a MachineConfigPool's name, a DNS-1123 subdomain. Nothing else has
-// a config, and nothing else gets into a log, a label or a path upstream.
+// The pool must be a valid name of a MachineConfigPool, a DNS-1123 subdomain. No other
+// text reaches a log, a label or the upstream.
 func Pool(urlPath string) (pool string, ok bool) {
 	pool = path.Base(urlPath)
 	if len(validation.IsDNS1123Subdomain(pool)) > 0 {
@@ -26,13 +26,12 @@ func Pool(urlPath string) (pool string, ok bool) {
 	return pool, true
 }
 
-// maxBearer bounds what is looked at; our tokens have about 1.2 kB.
+// maxBearer is the maximum size of a token; attestation tokens have about 1.2 kB.
 const maxBearer = 4096
 
-// bearer reads the token off the Authorization header (RFC 6750, section 2.1).
-// The other two places of that document, body and query, are not looked at: a
-// URL is logged by Ignition and by every proxy on the way. A provisioning token
-// may stand there where the policy says so; see parameter.
+// bearer reads the token of the Authorization header (RFC 6750, section 2.1). It does not
+// read the body or the query, because Ignition and every proxy on the path log URLs. Only
+// a provisioning token may be in the URL, if the policy allows it; see parameter.
 func bearer(h http.Header) ([]byte, error) {
 	values := h["Authorization"]
 	if len(values) == 0 {
@@ -41,21 +40,21 @@ func bearer(h http.Header) ([]byte, error) {
 	scheme, raw, ok := strings.Cut(values[0], " ")
 	if len(values) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") || raw == "" || len(raw) > maxBearer ||
 		strings.ContainsFunc(raw, notToken68) {
-		return nil, reason.Deny(reason.TokenInvalid, "%d Authorization headers, or none of the form \"Bearer token\"",
+		return nil, reason.Deny(reason.TokenInvalid,
+			"%d Authorization headers; exactly one of the form \"Bearer token\" is required",
 			len(values))
 	}
 	return []byte(raw), nil
 }
 
-// notToken68 is the complement of token68's alphabet (RFC 9110, section 11.2).
+// notToken68 reports whether r is not in the alphabet of token68 (RFC 9110, section 11.2).
 func notToken68(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-._~+/=", r)
 }
 
-// accessLine is the Machine Config Server's own line for a request. The
-// assisted installer reads client and User-Agent off it to see that a host has
-// come this far. Everything is quoted; a path that is not a pool's is left out,
-// since somebody may have put a token there.
+// accessLine returns the Machine Config Server's log line for a request. The assisted
+// installer reads client and User-Agent from it to track a host's progress. All values are
+// quoted. The path is omitted, because a caller may have put a token into it.
 func accessLine(pool, source string, r *http.Request) string {
 	return fmt.Sprintf("Pool %q requested by address:%q User-Agent:%q Accept-Header: %q",
 		pool, source, clip(r.Header.Get("User-Agent"), 256), clip(r.Header.Get("Accept"), 256))

@@ -12,16 +12,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// Source is an upstream of our own: rendered configs by pool, kept in memory.
-// They are checked once, when they are read; a request costs no parsing.
+// Source is an upstream that serves rendered configs from memory. They are checked when
+// they are loaded, so a request needs no parsing.
 type Source struct {
-	// Config returns the config of a pool for a client that accepts these versions;
-	// none at all if it names none. The error is a denial: [reason.Malformed] if
-	// there is none in a version that the client reads.
+	// Config returns the config of a pool for a client that accepts these versions. An
+	// empty accept means that the client named none. The error is a denial:
+	// [reason.Malformed] if the client accepts no available version.
 	Config func(pool string, accept specversion.Accept) (*Rendered, error)
 }
 
-// Rendered is a config that may be served. Make one with [NewRendered].
+// Rendered is a checked config. Create it with [NewRendered].
 type Rendered struct {
 	raw     []byte
 	length  string
@@ -32,8 +32,8 @@ type Rendered struct {
 	slotErr error
 }
 
-// NewRendered checks that raw is one Ignition config and keeps it; the caller
-// must not change it afterwards.
+// NewRendered checks that raw is an Ignition config. The caller must not modify raw
+// afterwards.
 func NewRendered(raw []byte) (*Rendered, error) {
 	v, err := specversion.Of(raw)
 	if err != nil {
@@ -42,17 +42,17 @@ func NewRendered(raw []byte) (*Rendered, error) {
 	return &Rendered{raw: raw, length: strconv.Itoa(len(raw)), version: v}, nil
 }
 
-// As is the config for a client that reads no more than it; the error is a denial.
-// A client that names no version, such as curl, receives it as it is.
+// As returns the config if the client accepts its version, or else a denial. A client that
+// names no version, such as curl, receives it unchanged.
 func (c *Rendered) As(accept specversion.Accept) (*Rendered, error) {
 	if len(accept) > 0 && !accept.Takes(c.version) {
-		return nil, reason.Deny(reason.Malformed, "the config is of spec %s, the client reads %v", c.version, accept)
+		return nil, reason.Deny(reason.Malformed, "the config has spec %s, but the client accepts %v", c.version, accept)
 	}
 	return c, nil
 }
 
-// credential is where in the config, whose text this is, a machine's own bootstrap
-// credential goes; nil if it has no kubeconfig. It is looked for once.
+// credential returns the place of a machine's own bootstrap credential in text, which is
+// this config, or nil if it has no kubeconfig. The result is cached.
 func (c *Rendered) credential(text []byte) (*credential.Slot, error) {
 	c.once.Do(func() { c.slot, c.slotErr = credential.Find(text) })
 	return c.slot, c.slotErr
@@ -66,7 +66,7 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if ours {
 			rec.denied = err
 		}
-		// Outside of a gate, as the Machine Config Server: the pool may still come.
+		// Without a gate, answer like the Machine Config Server: the pool may be created later.
 		status := http.StatusInternalServerError
 		if reason.From(err).Code == reason.Malformed {
 			status = http.StatusBadRequest
@@ -81,5 +81,5 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rec.share(config)
 		return
 	}
-	_, _ = w.Write(config.raw) // the client is gone if this fails
+	_, _ = w.Write(config.raw) // an error means that the client disconnected
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// behind puts an upstream behind a real connection.
+// behind serves an upstream over a real connection.
 func behind(t testing.TB, h http.Handler, withTLS bool) http.Handler {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
@@ -35,7 +35,7 @@ func behind(t testing.TB, h http.Handler, withTLS bool) http.Handler {
 	return Proxy(base, transport)
 }
 
-func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
+func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 	header := func(w http.ResponseWriter, kv ...string) {
 		for i := 0; i < len(kv); i += 2 {
 			w.Header().Set(kv[i], kv[i+1])
@@ -75,7 +75,7 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 			reason.UpstreamUnavailable},
 		{"503", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, reason.UpstreamUnavailable},
 		{"999", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(999) }, reason.UpstreamUnavailable},
-		{"101 that nobody asked for", func(w http.ResponseWriter, _ *http.Request) {
+		{"101 without a request for it", func(w http.ResponseWriter, _ *http.Request) {
 			header(w, "Connection", "Upgrade", "Upgrade", "x")
 			w.WriteHeader(101)
 		}, reason.UpstreamUnavailable},
@@ -211,7 +211,7 @@ func TestAttack_T47_TheHonestUpstreamPasses(t *testing.T) {
 	}
 }
 
-func TestAttack_T47_AnAcceptThatNoServerTakesIsFinal(t *testing.T) {
+func TestAttack_T47_AnAcceptHeaderWithoutASupportedVersionIsFinal(t *testing.T) {
 	f := newFixture()
 	f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }), false)
 	r := get("/config/worker", good)
@@ -221,9 +221,9 @@ func TestAttack_T47_AnAcceptThatNoServerTakesIsFinal(t *testing.T) {
 	}
 }
 
-// A 400 of the Machine Config Server says that it will never have a config for this
-// client. A 503 in its place would let the client ask indefinitely.
-func TestAFinal400OfTheUpstreamStays400(t *testing.T) {
+// A 400 of the Machine Config Server means that it will never have a config for this client.
+// With a 503 instead, the client would try again indefinitely.
+func TestUpstream400_IsMalformed(t *testing.T) {
 	for name, accept := range map[string]string{
 		"a header that the gate can read": ignition34,
 		"a first version that no server has": "application/vnd.coreos.ignition+json;version=4.0.0, " +
@@ -249,8 +249,8 @@ func TestAFinal400OfTheUpstreamStays400(t *testing.T) {
 	}
 }
 
-// An upstream that is a gate decides nothing, on any path. The gate in front waits.
-func TestAGateBehindAGateDecidesNothing(t *testing.T) {
+// A gate as upstream decides nothing, on any path. The gate in front returns a temporary denial.
+func TestGateBehindAGate_AnswersLoopDetected(t *testing.T) {
 	inner := newFixture()
 	inner.policy.Mode = Off
 	outer := newFixture()
@@ -279,8 +279,8 @@ func TestAGateBehindAGateDecidesNothing(t *testing.T) {
 	}
 }
 
-// An upstream of the same process that gives up must take the connection with
-// it: the client sees an error and tries again, never a whole answer.
+// An upstream of the same process that panics must close the connection, so that the client
+// gets an error and tries again, never a truncated response.
 func TestAttack_T47_AnUpstreamThatPanicsBreaksTheConnection(t *testing.T) {
 	for _, after := range []string{"", config34[:40], config34} {
 		f := newFixture()

@@ -1,10 +1,10 @@
-// Package jsonspan finds values in a JSON text, and where in the text each one is. It is for
-// callers that change a few places of a text and keep every other byte, and for those that
-// must not accept a text that two readers read differently: encoding/json takes the last of
-// several members of one name, and ignores the case of names.
+// Package jsonspan finds values in a JSON text and their positions. It is for callers that
+// change a few places of a text and keep every other byte, and for callers that must reject
+// ambiguous texts: encoding/json uses the last of several members with the same name, and
+// ignores the case of names.
 //
-// [Parse] accepts what [encoding/json.Valid] accepts (RFC 8259), in less time for texts of
-// long strings. After it nothing can fail for a reason of syntax. The content is untrusted.
+// [Parse] accepts the same texts as [encoding/json.Valid] (RFC 8259), but is faster for long
+// strings. After it no method fails because of syntax. The content is untrusted.
 package jsonspan
 
 import (
@@ -17,14 +17,14 @@ import (
 	"unicode/utf8"
 )
 
-// Value is a value and its place: Text[Start:End]. The zero Value is no value. It comes from
-// [Parse], or from another Value.
+// Value is a value and its position: Text[Start:End]. The zero Value means that there is no
+// value. Values come from [Parse] or from another Value.
 type Value struct {
 	Text       []byte // the whole text
 	Start, End int
 }
 
-// Parse returns the one value of a text; false if the text is not JSON.
+// Parse returns the value of a text, or false if the text is not JSON.
 func Parse(text []byte) (Value, bool) {
 	start := skipSpace(text, 0)
 	end := validValue(text, start, 0)
@@ -34,17 +34,17 @@ func Parse(text []byte) (Value, bool) {
 	return Value{text, start, end}, true
 }
 
-// Raw returns the value as it is in the text.
+// Raw returns the text of the value.
 func (v Value) Raw() []byte { return v.Text[v.Start:v.End] }
 
-// Is reports whether there is a value that begins with this byte: '{', '[' or '"' stand for
-// an object, an array or a string.
+// Is reports whether the value begins with this byte: '{', '[' or '"' for an object, an
+// array or a string.
 func (v Value) Is(first byte) bool { return v.Text != nil && v.Text[v.Start] == first }
 
-// None reports whether there is no value, or null.
+// None reports whether the value is absent or null.
 func (v Value) None() bool { return v.Text == nil || v.Is('n') }
 
-// Str returns the value of a string; false if it is none.
+// Str returns the content of a string, or false if the value is not a string.
 func (v Value) Str() (string, bool) {
 	if !v.Is('"') {
 		return "", false
@@ -58,8 +58,8 @@ func (v Value) Str() (string, bool) {
 	return s, err == nil
 }
 
-// Members returns the names and the values of an object in their order; none if it is no
-// object.
+// Members returns the names and the values of an object in order, or nothing for other
+// values.
 func (v Value) Members() iter.Seq2[Value, Value] {
 	return func(yield func(name, value Value) bool) {
 		if !v.Is('{') {
@@ -77,7 +77,7 @@ func (v Value) Members() iter.Seq2[Value, Value] {
 	}
 }
 
-// Elements returns the elements of an array in their order; none if it is no array.
+// Elements returns the elements of an array in order, or nothing for other values.
 func (v Value) Elements() iter.Seq[Value] {
 	return func(yield func(Value) bool) {
 		if !v.Is('[') {
@@ -93,8 +93,8 @@ func (v Value) Elements() iter.Seq[Value] {
 	}
 }
 
-// Get returns what an object has under a name, as encoding/json compares names; the zero
-// Value if there is nothing, or v is no object. Two members of the name are an error.
+// Get returns the member of an object with this name, compared like in encoding/json. If
+// there is none, it returns the zero Value. Two members with the name are an error.
 func (v Value) Get(name string) (found Value, err error) {
 	for n, value := range v.Members() {
 		if !n.names(name) {
@@ -108,14 +108,14 @@ func (v Value) Get(name string) (found Value, err error) {
 	return found, nil
 }
 
-// names compares the name of a member with another one.
+// names reports whether the name of a member equals name.
 func (v Value) names(name string) bool {
 	raw := v.Text[v.Start+1 : v.End-1]
 	for _, c := range raw {
 		if c != '\\' && c < utf8.RuneSelf {
 			continue
 		}
-		// Few names have an escape, or a letter that another one folds to.
+		// Slow path: the name has an escape, or a letter with a non-ASCII case variant.
 		key, ok := v.Str()
 		return ok && strings.EqualFold(key, name)
 	}
@@ -128,7 +128,7 @@ type Edit struct {
 	With       []byte
 }
 
-// Apply returns the text with edits that do not overlap.
+// Apply applies edits that do not overlap to the text.
 func Apply(text []byte, edits []Edit) []byte {
 	edits = slices.Clone(edits)
 	slices.SortStableFunc(edits, func(a, b Edit) int { return a.Start - b.Start })
@@ -141,7 +141,7 @@ func Apply(text []byte, edits []Edit) []byte {
 	return append(out, text[at:]...)
 }
 
-// next returns where the next member or element begins, or the end of the object or array.
+// next returns the start of the next member or element, or the end of the object or array.
 func next(text []byte, end int) int {
 	i := skipSpace(text, end)
 	if text[i] == ',' {
@@ -157,8 +157,8 @@ func skipSpace(text []byte, i int) int {
 	return i
 }
 
-// skipValue returns the end of the value at i. In valid JSON it is enough to count
-// brackets outside of strings.
+// skipValue returns the end of the value at i. In valid JSON, counting brackets outside of
+// strings suffices.
 func skipValue(text []byte, i int) int {
 	for depth := 0; ; {
 		switch text[i] {

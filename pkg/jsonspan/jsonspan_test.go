@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// tree reads a value through Members and Elements. Of several members of one name the last
-// counts, as in encoding/json.
+// tree converts a value through Members and Elements. The last member of a name counts, as in
+// encoding/json.
 func tree(v Value) any {
 	switch {
 	case v.Is('{'):
@@ -38,7 +38,7 @@ func tree(v Value) any {
 	return scalar
 }
 
-// FuzzParse compares what is read with what encoding/json reads.
+// FuzzParse compares the result with that of encoding/json.
 func FuzzParse(f *testing.F) {
 	for _, s := range texts {
 		f.Add([]byte(s))

@@ -1,9 +1,9 @@
 package jsonspan
 
-// maxDepth is how deep values may be nested; it is the limit of encoding/json.
+// maxDepth is the maximum nesting depth, as in encoding/json.
 const maxDepth = 10_000
 
-// validValue returns the end of the value that begins at i; -1 if there is none.
+// validValue returns the end of the value that begins at i, or -1 if it is invalid.
 func validValue(text []byte, i, depth int) int {
 	if i >= len(text) {
 		return -1
@@ -23,7 +23,7 @@ func validValue(text []byte, i, depth int) int {
 	return validNumber(text, i)
 }
 
-// validMembers reads the object or array that begins at i.
+// validMembers parses the object or array that begins at i.
 func validMembers(text []byte, i, depth int) int {
 	object, end := text[i] == '{', byte(']')
 	if object {
@@ -65,7 +65,7 @@ func validMembers(text []byte, i, depth int) int {
 	}
 }
 
-// special are the bytes of a string that do not stand for themselves.
+// special are the bytes of a string that need special handling.
 var special = func() (t [256]bool) {
 	for c := range ' ' {
 		t[c] = true

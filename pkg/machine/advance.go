@@ -1,8 +1,8 @@
 package machine
 
-// Advance takes over how far a Machine has come, that it is being deleted or has
-// joined, and nothing else, from a later state that cannot be used as a whole. It
-// reports whether the Machine is known: an earlier one of that name is forgotten.
+// Advance copies only the progress (deletion or join) from a later state of a Machine
+// that is otherwise invalid. It reports whether the registry has the Machine. If the
+// later state has another UID, Advance deletes the Machine of that name.
 func (r *Registry) Advance(later Machine) bool {
 	key := name{later.group(), later.Namespace, later.Name}
 	r.mu.RLock()

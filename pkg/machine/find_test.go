@@ -8,25 +8,25 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// THREATS T45, as far as the Machine goes: the token is shown after the node
-// joined, after quarantine, for another pool.
+// Attack T45, the Machine's part: the token is presented after the join, during a
+// quarantine, or for another pool.
 func TestRedeemable(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*world)
+		change func(*fixture)
 		want   reason.Code
 	}{
-		"a Machine that attested":      {func(*world) {}, 0},
-		"long after it was created":    {func(w *world) { w.rules.Now = modified.Add(1000 * time.Hour) }, 0},
-		"the Machine is gone":          {func(w *world) { w.in.Machines = nil }, reason.MachineNotFound},
-		"the Machine is being deleted": {func(w *world) { w.m.Deleting = true }, reason.MachineDeleting},
-		"the Machine has joined":       {func(w *world) { w.m.NodeRef = "n" }, reason.MachineJoined},
-		"another pool":                 {func(w *world) { w.rules.Pool = "master" }, reason.MachinePool},
-		"quarantined": {func(w *world) {
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
+		"a Machine that attested":      {func(*fixture) {}, 0},
+		"long after it was created":    {func(w *fixture) { w.rules.Now = modified.Add(1000 * time.Hour) }, 0},
+		"the Machine was deleted":      {func(w *fixture) { w.in.Machines = nil }, reason.MachineNotFound},
+		"the Machine is being deleted": {func(w *fixture) { w.m.Deleting = true }, reason.MachineDeleting},
+		"the Machine has joined":       {func(w *fixture) { w.m.NodeRef = "n" }, reason.MachineJoined},
+		"another pool":                 {func(w *fixture) { w.rules.Pool = "master" }, reason.MachinePool},
+		"quarantined": {func(w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
 		}, reason.Quarantined},
-		"joined, with a grant": {func(w *world) {
+		"joined, with a grant": {func(w *fixture) {
 			w.m.NodeRef = "n"
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(time.Hour) })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(time.Hour) })
 		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -41,8 +41,8 @@ func TestRedeemable(t *testing.T) {
 	}
 }
 
-// A denial belongs to the Machine that was proven, also when it may not attest;
-// to none when the evidence does not fit it (DESIGN, section 19, rule 3).
+// A denial is noted for the proven Machine, even if it may not attest, but for none if the
+// evidence contradicts it (rule 3 of docs/security-rules.md).
 func TestNamed(t *testing.T) {
 	w := newWorld(t)
 	w.m.NodeRef = "n"

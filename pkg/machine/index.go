@@ -10,57 +10,57 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// Index finds Machines by verified identity. It is read only and safe for
-// concurrent use. The zero value holds no Machine.
+// Index finds Machines by verified identity. It is read-only and safe for concurrent
+// use. The zero value contains no Machine.
 type Index struct {
 	all        []*Machine // by namespace and name
 	byEK       map[EKHash][]enrolled
 	byProvider map[string][]*Machine
 	byUID      map[string]*Machine
 	byName     map[name]*Machine
-	// waiting are EKs that are enrolled for a Machine which is not there (yet).
-	waiting map[EKHash]*Enrolment
+	// waiting has the EKs that are enrolled for a Machine that does not exist (yet).
+	waiting map[EKHash]*Enrollment
 }
 
-// enrolled is a Machine under one of its EKs.
+// enrolled is a Machine with one of its EKs.
 type enrolled struct {
 	*Machine
-	by *Enrolment // nil when the Machine's own annotation says so
+	by *Enrollment // nil if the Machine's own annotation enrolls it
 }
 
-// name of an object of one API group.
+// name identifies an object of one API group.
 type name struct{ group, namespace, name string }
 
-// userData tells which pool the pointer config in a user-data secret asks for;
-// "" if it is not known. It may be nil.
+// userData returns the pool that the pointer config in a user-data secret requests, or ""
+// if unknown. It may be nil.
 type userData interface {
 	PointerPool(namespace, secret string) string
 }
 
-// maxReported bounds the problems between manifests.
+// maxReported limits the reported problems between manifests.
 const maxReported = 100
 
-// NewIndex builds an index over the manifests of many files. It never fails: two
-// Machines with one identity are a warning here and a refusal in Match. What is
-// passed in is not changed.
+// NewIndex builds an index of the manifests of many files. It never fails: if two
+// Machines have the same identity, it returns a warning, and Match denies both. It does
+// not modify in.
 func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 	b := builder{Index: &Index{
 		byEK:       make(map[EKHash][]enrolled, len(in.Machines)),
 		byProvider: make(map[string][]*Machine, len(in.Machines)),
 		byUID:      make(map[string]*Machine, len(in.Machines)),
 		byName:     make(map[name]*Machine, len(in.Machines)),
-		waiting:    map[EKHash]*Enrolment{},
+		waiting:    map[EKHash]*Enrollment{},
 	}}
-	machines := make([]Machine, 0, len(in.Machines)+len(in.Enrolments))
+	machines := make([]Machine, 0, len(in.Machines)+len(in.Enrollments))
 	machines = append(machines, in.Machines...)
-	enrolments := slices.Clone(in.Enrolments)
-	// By place, so that the outcome does not depend on the order of files.
-	slices.SortStableFunc(enrolments, func(a, b Enrolment) int {
+	enrollments := slices.Clone(in.Enrollments)
+	// Sort by place, so that the result does not depend on the order of files.
+	slices.SortStableFunc(enrollments, func(a, b Enrollment) int {
 		return cmp.Or(cmp.Compare(a.source.file, b.source.file), cmp.Compare(a.source.line, b.source.line))
 	})
-	for i := range enrolments {
-		if enrolments[i].Spec.MachineRef == nil {
-			machines = append(machines, enrolments[i].standIn())
+	for i := range enrollments {
+		if enrollments[i].Spec.MachineRef == nil {
+			machines = append(machines, enrollments[i].standIn())
 		}
 	}
 	for i := range machines {
@@ -74,11 +74,11 @@ func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 	b.fold()
 	for _, m := range b.all {
 		for _, s := range m.EKSHA256 {
-			b.enrol(m, s, nil)
+			b.enroll(m, s, nil)
 		}
 	}
-	for i := range enrolments {
-		b.attach(&enrolments[i])
+	for i := range enrollments {
+		b.attach(&enrollments[i])
 	}
 	b.collisions()
 	slices.SortFunc(b.all, func(x, y *Machine) int {
@@ -87,16 +87,16 @@ func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 	return b.Index, b.problems
 }
 
-// Machines are all Machines, sorted by namespace and name.
+// Machines returns all Machines, sorted by namespace and name.
 func (ix *Index) Machines() []*Machine { return slices.Clone(ix.all) }
 
-// ByUID finds a Machine by its UID; a mirrored object's UID finds the one that counts.
+// ByUID finds a Machine by its UID. The UID of a mirror finds the authoritative Machine.
 func (ix *Index) ByUID(uid string) (*Machine, bool) {
 	m, ok := ix.byUID[uid]
 	return m, ok
 }
 
-// ByName finds Machines of either API, and stand-ins, by name: for people, never for Match.
+// ByName finds Machines of either API, and stand-ins, by name. It is for administrators, never for Match.
 func (ix *Index) ByName(namespace, machine string) []*Machine {
 	var found []*Machine
 	for _, group := range []string{groupMachineAPI, groupClusterAPI, v1alpha1.GroupVersion.Group} {
@@ -107,7 +107,7 @@ func (ix *Index) ByName(namespace, machine string) []*Machine {
 	return found
 }
 
-// builder is an index while it is made.
+// builder builds an index.
 type builder struct {
 	*Index
 	problems []manifest.Problem
@@ -119,17 +119,17 @@ func (b *builder) warn(at place, what, want string) {
 	}
 }
 
-// add takes a Machine in under its names; the first of two same ones counts.
+// add adds a Machine by its names. Of two with the same name or UID, the first one counts.
 func (b *builder) add(m *Machine) {
 	key := name{m.group(), m.Namespace, m.Name}
 	if first, ok := b.byName[key]; ok {
-		b.warn(m.source, fmt.Sprintf("%s %s is in two files and ignored here", m.Kind, m),
-			fmt.Sprintf("the other is %s; keep one", first.source))
+		b.warn(m.source, fmt.Sprintf("%s %s is in two files; this one is ignored", m.Kind, m),
+			fmt.Sprintf("the other is %s; remove one", first.source))
 		return
 	}
 	if first, ok := b.byUID[m.UID]; ok {
 		b.warn(m.source, fmt.Sprintf("%s %s has the UID of %s and is ignored", m.Kind, m, first),
-			"a UID belongs to one object; leave it out if the manifest was copied")
+			"a UID belongs to one object; remove it if the manifest is a copy")
 		return
 	}
 	b.byName[key], b.byUID[m.UID] = m, m
@@ -142,12 +142,11 @@ const (
 	authorityClusterAPI = "ClusterAPI"
 )
 
-// fold removes mirrors. While a cluster moves from the Machine API to Cluster
-// API, one machine is two objects with one provider id; the one that the Machine
-// API object names as authoritative counts. The other still counts for what it
-// forbids: being deleted, or having joined. In the middle of the move
-// ("Migrating") neither can be told apart, and both stay: Match then refuses
-// for the time being.
+// fold removes mirrors. While a cluster migrates from the Machine API to Cluster API,
+// one machine has two objects with the same provider ID. The Machine API object names
+// the authoritative one, which is kept. The mirror still adds its restrictions: that it
+// is being deleted, or has joined. During the migration itself ("Migrating") neither is
+// authoritative, so both are kept and Match denies temporarily.
 func (b *builder) fold() {
 	groups := make(map[string][]*Machine, len(b.all))
 	for _, m := range b.all {
@@ -174,8 +173,8 @@ func (b *builder) fold() {
 		case authorityClusterAPI:
 			here, mirror = mirror, here
 		default:
-			b.warn(here.source, fmt.Sprintf("Machine %s is being moved between the Machine API and Cluster API", here),
-				"it can attest when authoritativeAPI is MachineAPI or ClusterAPI")
+			b.warn(here.source, fmt.Sprintf("Machine %s is migrating between the Machine API and Cluster API", here),
+				"it can attest after authoritativeAPI becomes MachineAPI or ClusterAPI")
 			continue
 		}
 		here.Deleting = here.Deleting || mirror.Deleting
@@ -201,12 +200,12 @@ func (b *builder) fold() {
 	}
 }
 
-// enrol puts a Machine under an EK. Twice the same Machine is once; an
-// enrolment without end is the better of two.
-func (b *builder) enrol(m *Machine, ek string, by *Enrolment) {
+// enroll adds a Machine's EK. If the Machine already has the EK, an enrollment without
+// an end takes precedence.
+func (b *builder) enroll(m *Machine, ek string, by *Enrollment) {
 	var h EKHash
 	if _, err := hex.Decode(h[:], []byte(ek)); err != nil {
-		return // every hash was parsed before
+		return // cannot happen: every hash was already parsed
 	}
 	for i, have := range b.byEK[h] {
 		if have.Machine == m {
@@ -219,8 +218,8 @@ func (b *builder) enrol(m *Machine, ek string, by *Enrolment) {
 	b.byEK[h] = append(b.byEK[h], enrolled{m, by})
 }
 
-// attach gives a MachineAttestation to the Machine that it names.
-func (b *builder) attach(e *Enrolment) {
+// attach applies an enrollment to the Machine that it names.
+func (b *builder) attach(e *Enrollment) {
 	m := b.named(e)
 	if m == nil {
 		for _, h := range e.eks {
@@ -228,50 +227,50 @@ func (b *builder) attach(e *Enrolment) {
 		}
 		return
 	}
-	b.speaks(m, e)
+	b.combine(m, e)
 	m.quarantined = m.quarantined || e.Spec.Quarantined
 	if want := e.Spec.ExpectedProviderID; want != "" && m.ProviderID != "" &&
 		NormalProviderID(want) != NormalProviderID(m.ProviderID) {
-		b.warn(e.source, fmt.Sprintf("expectedProviderID is %q and Machine %s has %q", want, m, m.ProviderID),
-			"correct one of them; until then it cannot attest with a cloud's evidence")
+		b.warn(e.source, fmt.Sprintf("expectedProviderID is %q, but Machine %s has %q", want, m, m.ProviderID),
+			"correct one of them; until then the Machine cannot attest with a cloud's evidence")
 	}
 	for _, h := range e.eks {
 		m.addEK(h)
-		b.enrol(m, hex.EncodeToString(h[:]), e)
+		b.enroll(m, hex.EncodeToString(h[:]), e)
 	}
 }
 
-// speaks makes one of the enrolments of a Machine: of two grants the one that
+// combine merges the enrollments of a Machine into one. Of two grants, the one that
 // ends later counts.
-func (b *builder) speaks(m *Machine, e *Enrolment) {
-	if m.Enrolment == nil {
-		m.Enrolment = &e.MachineAttestation
+func (b *builder) combine(m *Machine, e *Enrollment) {
+	if m.Enrollment == nil {
+		m.Enrollment = &e.MachineAttestation
 		return
 	}
-	if m.StandIn && m.Enrolment.Name == e.Name {
+	if m.StandIn && m.Enrollment.Name == e.Name {
 		return
 	}
-	if m.Enrolment.Name != m.UID && e.Name != m.UID { // one that is named by the UID is the verifier's record
-		b.warn(e.source, fmt.Sprintf("Machine %s has a MachineAttestation already: %s", m, m.Enrolment.Name),
-			"one per Machine is enough; what both say is in force")
+	if m.Enrollment.Name != m.UID && e.Name != m.UID { // a record of the verifier has the UID as its name
+		b.warn(e.source, fmt.Sprintf("Machine %s already has a MachineAttestation: %s", m, m.Enrollment.Name),
+			"one per Machine is enough; both apply")
 	}
-	one := m.Enrolment.DeepCopy()
+	one := m.Enrollment.DeepCopy()
 	if g := e.Spec.Reattest; g != nil && (one.Spec.Reattest == nil || one.Spec.Reattest.Until.Before(&g.Until)) {
 		one.Spec.Reattest = g
 	}
 	one.Spec.ExpectedProviderID = cmp.Or(one.Spec.ExpectedProviderID, e.Spec.ExpectedProviderID)
-	m.Enrolment = one
+	m.Enrollment = one
 }
 
-// named is the Machine that an enrolment belongs to; nil if it is not there, or
-// if two fit.
-func (b *builder) named(e *Enrolment) *Machine {
+// named returns the Machine that an enrollment belongs to, or nil if it does not exist
+// or is ambiguous.
+func (b *builder) named(e *Enrollment) *Machine {
 	ref := e.Spec.MachineRef
 	if ref == nil {
 		m := b.byName[name{v1alpha1.GroupVersion.Group, e.Namespace, e.Name}]
 		if m != nil && m.source != e.source {
 			m.quarantined = m.quarantined || e.Spec.Quarantined
-			return nil // the second of two with one name
+			return nil // a duplicate name
 		}
 		return m
 	}
@@ -285,31 +284,31 @@ func (b *builder) named(e *Enrolment) *Machine {
 	}
 	switch len(found) {
 	case 0:
-		b.warn(e.source, fmt.Sprintf("Machine %s/%s is not there", ref.Namespace, ref.Name),
-			"nothing to do if it will come; else correct machineRef")
+		b.warn(e.source, fmt.Sprintf("Machine %s/%s does not exist", ref.Namespace, ref.Name),
+			"correct machineRef, unless the Machine will be created later")
 		return nil
 	case 1:
 		return found[0]
 	}
-	for _, m := range found { // whichever is meant
+	for _, m := range found { // either may be meant
 		m.quarantined = m.quarantined || e.Spec.Quarantined
 	}
-	b.warn(e.source, fmt.Sprintf("two Machines are named %s/%s", ref.Namespace, ref.Name), "set machineRef.apiVersion")
+	b.warn(e.source, fmt.Sprintf("two Machines have the name %s/%s", ref.Namespace, ref.Name), "set machineRef.apiVersion")
 	return nil
 }
 
-// collisions reports identities that more than one Machine has.
+// collisions reports identities that belong to more than one Machine.
 func (b *builder) collisions() {
 	for h, list := range b.byEK {
 		for _, other := range list[1:] {
-			b.warn(other.source, fmt.Sprintf("the EK %x is enrolled for %s and for %s", h, list[0].Machine, other.Machine),
-				"one TPM is one machine; until then neither can attest")
+			b.warn(other.source, fmt.Sprintf("EK %x is enrolled for both %s and %s", h, list[0].Machine, other.Machine),
+				"enroll it for one Machine; until then neither can attest")
 		}
 	}
 	for id, list := range b.byProvider {
 		for _, other := range list[1:] {
-			b.warn(other.source, fmt.Sprintf("provider id %q belongs to %s and to %s", id, list[0], other),
-				"one instance is one Machine; until then neither can attest")
+			b.warn(other.source, fmt.Sprintf("provider ID %q belongs to both %s and %s", id, list[0], other),
+				"keep it in one Machine; until then neither can attest")
 		}
 	}
 	slices.SortFunc(b.problems, func(x, y manifest.Problem) int {

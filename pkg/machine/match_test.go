@@ -34,17 +34,17 @@ func index(t testing.TB, in Manifests) *Index {
 	return ix
 }
 
-// world is what a case may change: the Machine demo-worker-0 of the test's
-// manifests, what was proven, and the rules. Unchanged, it is accepted.
-type world struct {
+// fixture is what a case may change: the Machine demo-worker-0 of the test's manifests, the
+// proven identity, and the rules. Unchanged, it is accepted.
+type fixture struct {
 	in    Manifests
 	m     *Machine // in.Machines[0]
 	id    Identity
 	rules Rules
 }
 
-func newWorld(t testing.TB) *world {
-	w := &world{
+func newWorld(t testing.TB) *fixture {
+	w := &fixture{
 		in:    parse(t, machineAPIYAML),
 		id:    Identity{EK: hash(t, ek1), ProviderIDs: []string{instance}},
 		rules: Rules{Pool: "worker", Now: modified, MaxAge: 2 * time.Hour, EKEnrolled: true},
@@ -53,7 +53,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) match(t testing.TB) (*Machine, reason.Code) {
+func (w *fixture) match(t testing.TB) (*Machine, reason.Code) {
 	t.Helper()
 	m, err := index(t, w.in).Match(w.id, w.rules)
 	if err != nil {
@@ -63,7 +63,7 @@ func (w *world) match(t testing.TB) (*Machine, reason.Code) {
 }
 
 // other adds a second Machine.
-func (w *world) other(with func(*Machine)) {
+func (w *fixture) other(with func(*Machine)) {
 	m := Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
 		Name: "demo-worker-1",
 		UID:  "other", Created: modified, Pools: []string{"worker"}, ProviderID: "aws:///eu-central-1a/i-other",
@@ -72,103 +72,103 @@ func (w *world) other(with func(*Machine)) {
 	w.in.Machines = append(w.in.Machines, m)
 }
 
-// enrol adds the MachineAttestation host-7 for demo-worker-0.
-func (w *world) enrol(t testing.TB, with func(*v1alpha1.MachineAttestationSpec)) {
+// enroll adds the MachineAttestation host-7 for demo-worker-0.
+func (w *fixture) enroll(t testing.TB, with func(*v1alpha1.MachineAttestationSpec)) {
 	a := v1alpha1.MachineAttestation{}
 	a.Name, a.Namespace = "host-7", "openshift-machine-api"
 	a.Spec.MachineRef = &v1alpha1.MachineReference{Name: "demo-worker-0"}
 	with(&a.Spec)
-	e, err := NewEnrolment(a)
+	e, err := NewEnrollment(a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.in.Enrolments = append(w.in.Enrolments, e)
+	w.in.Enrollments = append(w.in.Enrollments, e)
 }
 
 func until(d time.Duration) *v1alpha1.ReattestGrant {
 	return &v1alpha1.ReattestGrant{Until: metav1.NewTime(modified.Add(d))}
 }
 
-// THREATS T40; FEATURES E6, E7, E8.
+// Attack T40. Status rows E6, E7 and E8.
 func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 	if m, code := newWorld(t).match(t); code != 0 || m.Name != "demo-worker-0" {
 		t.Fatalf("the honest machine: %v, %v", m, code)
 	}
 	for name, c := range map[string]struct {
-		change func(*testing.T, *world)
+		change func(*testing.T, *fixture)
 		want   reason.Code
 	}{
-		"there is no Machine": {func(t *testing.T, w *world) {
+		"there is no Machine": {func(t *testing.T, w *fixture) {
 			w.in.Machines = nil
 			w.rules.EKEnrolled = false
 		}, reason.MachineNotFound},
-		"there is no Machine, and EKs must be enrolled": {func(t *testing.T, w *world) { w.in.Machines = nil },
+		"there is no Machine, and EKs must be enrolled": {func(t *testing.T, w *fixture) { w.in.Machines = nil },
 			reason.EKNotEnrolled},
-		"nothing was proven": {func(t *testing.T, w *world) { w.id = Identity{} }, reason.MachineNotFound},
-		"an empty provider id matches no Machine that has none yet": {func(t *testing.T, w *world) {
+		"nothing was proven": {func(t *testing.T, w *fixture) { w.id = Identity{} }, reason.MachineNotFound},
+		"an empty provider id matches no Machine that has none yet": {func(t *testing.T, w *fixture) {
 			w.m.ProviderID = ""
 			w.id = Identity{ProviderIDs: []string{""}}
 		}, reason.MachineNotFound},
-		"an EK of zeros": {func(t *testing.T, w *world) { w.id = Identity{EK: EKHash{}} }, reason.MachineNotFound},
-		"an unknown UID": {func(t *testing.T, w *world) { w.id = Identity{MachineUID: "x"} }, reason.MachineNotFound},
-		"the Machine's provider id is to come": {func(t *testing.T, w *world) { w.m.ProviderID = "" },
+		"an EK of zeros": {func(t *testing.T, w *fixture) { w.id = Identity{EK: EKHash{}} }, reason.MachineNotFound},
+		"an unknown UID": {func(t *testing.T, w *fixture) { w.id = Identity{MachineUID: "x"} }, reason.MachineNotFound},
+		"the Machine's provider id is to come": {func(t *testing.T, w *fixture) { w.m.ProviderID = "" },
 			reason.MachineNotFound},
-		"a genuine instance without a Machine": {func(t *testing.T, w *world) {
+		"a genuine instance without a Machine": {func(t *testing.T, w *fixture) {
 			w.id = Identity{ProviderIDs: []string{instance + "0"}}
 		}, reason.MachineNotFound},
-		"a genuine TPM without a Machine": {func(t *testing.T, w *world) { w.id = Identity{EK: hash(t, ek3)} },
+		"a genuine TPM without a Machine": {func(t *testing.T, w *fixture) { w.id = Identity{EK: hash(t, ek3)} },
 			reason.EKNotEnrolled},
-		"a genuine TPM in another's instance": {func(t *testing.T, w *world) { w.id.EK = hash(t, ek3) },
+		"a genuine TPM in another's instance": {func(t *testing.T, w *fixture) { w.id.EK = hash(t, ek3) },
 			reason.EKNotEnrolled},
-		"the same, EKs need not be enrolled": {func(t *testing.T, w *world) {
+		"the same, EKs need not be enrolled": {func(t *testing.T, w *fixture) {
 			w.id.EK = hash(t, ek3)
 			w.rules.EKEnrolled = false
 		}, reason.EKNotEnrolled},
-		"two Machines have the instance": {func(t *testing.T, w *world) {
+		"two Machines have the instance": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) { m.ProviderID = instance })
 		}, reason.MachineAmbiguous},
-		"the Machine is being deleted": {func(t *testing.T, w *world) { w.m.Deleting = true }, reason.MachineDeleting},
-		"the Machine has failed":       {func(t *testing.T, w *world) { w.m.Phase = "Failed" }, reason.MachineDeleting},
-		"the Machine is a Node":        {func(t *testing.T, w *world) { w.m.NodeRef = "n" }, reason.MachineJoined},
-		"the Machine runs":             {func(t *testing.T, w *world) { w.m.Phase = "Running" }, reason.MachineJoined},
-		"the Machine is too old": {func(t *testing.T, w *world) { w.rules.Now = w.m.Created.Add(2*time.Hour + 1) },
+		"the Machine is being deleted": {func(t *testing.T, w *fixture) { w.m.Deleting = true }, reason.MachineDeleting},
+		"the Machine has failed":       {func(t *testing.T, w *fixture) { w.m.Phase = "Failed" }, reason.MachineDeleting},
+		"the Machine is a Node":        {func(t *testing.T, w *fixture) { w.m.NodeRef = "n" }, reason.MachineJoined},
+		"the Machine runs":             {func(t *testing.T, w *fixture) { w.m.Phase = "Running" }, reason.MachineJoined},
+		"the Machine is too old": {func(t *testing.T, w *fixture) { w.rules.Now = w.m.Created.Add(2*time.Hour + 1) },
 			reason.MachineTooOld},
-		"no age is set":        {func(t *testing.T, w *world) { w.rules.MaxAge = 0 }, reason.MachineTooOld},
-		"another pool":         {func(t *testing.T, w *world) { w.rules.Pool = "master" }, reason.MachinePool},
-		"no pool":              {func(t *testing.T, w *world) { w.rules.Pool = "" }, reason.MachinePool},
-		"another pool by case": {func(t *testing.T, w *world) { w.rules.Pool = "Worker" }, reason.MachinePool},
-		"a Machine without any pool": {func(t *testing.T, w *world) { w.m.Pools = nil; w.rules.Pool = "" },
+		"no age is set":        {func(t *testing.T, w *fixture) { w.rules.MaxAge = 0 }, reason.MachineTooOld},
+		"another pool":         {func(t *testing.T, w *fixture) { w.rules.Pool = "master" }, reason.MachinePool},
+		"no pool":              {func(t *testing.T, w *fixture) { w.rules.Pool = "" }, reason.MachinePool},
+		"another pool by case": {func(t *testing.T, w *fixture) { w.rules.Pool = "Worker" }, reason.MachinePool},
+		"a Machine without any pool": {func(t *testing.T, w *fixture) { w.m.Pools = nil; w.rules.Pool = "" },
 			reason.MachinePool},
-		"quarantined": {func(t *testing.T, w *world) {
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
+		"quarantined": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
 		}, reason.Quarantined},
-		"quarantined by one of two": {func(t *testing.T, w *world) {
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {})
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
+		"quarantined by one of two": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {})
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
 		}, reason.Quarantined},
-		"the grant has ended": {func(t *testing.T, w *world) {
+		"the grant has ended": {func(t *testing.T, w *fixture) {
 			w.m.NodeRef = "n"
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(-time.Second) })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(-time.Second) })
 		}, reason.MachineJoined},
-		"the grant would last too long": {func(t *testing.T, w *world) {
+		"the grant would last too long": {func(t *testing.T, w *fixture) {
 			w.m.NodeRef = "n"
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(25 * time.Hour) })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(25 * time.Hour) })
 		}, reason.MachineJoined},
-		"a grant does not open another pool": {func(t *testing.T, w *world) {
+		"a grant does not open another pool": {func(t *testing.T, w *fixture) {
 			w.m.NodeRef, w.rules.Pool = "n", "master"
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(time.Hour) })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(time.Hour) })
 		}, reason.MachinePool},
-		"the enrolment expects another instance": {func(t *testing.T, w *world) {
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "aws:///eu-central-1a/i-x" })
+		"the enrollment expects another instance": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "aws:///eu-central-1a/i-x" })
 		}, reason.EvidenceDisagrees},
-		"the enrolment has ended": {func(t *testing.T, w *world) {
+		"the enrollment has ended": {func(t *testing.T, w *fixture) {
 			ended := metav1.NewTime(modified)
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ended })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ended })
 			w.id.EK = hash(t, ek3)
 		}, reason.EKNotEnrolled},
-		"the enrolled Machine is not there yet": {func(t *testing.T, w *world) {
+		"the enrolled Machine does not exist yet": {func(t *testing.T, w *fixture) {
 			w.in.Machines = nil
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek1} })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek1} })
 		}, reason.MachineNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,38 +182,38 @@ func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 }
 
 func TestMatchAccepts(t *testing.T) {
-	for name, change := range map[string]func(*testing.T, *world){
-		"by EK alone":              func(t *testing.T, w *world) { w.id.ProviderIDs = nil },
-		"by its other EK":          func(t *testing.T, w *world) { w.id.EK = hash(t, ek2) },
-		"by instance alone":        func(t *testing.T, w *world) { w.id.EK = EKHash{} },
-		"by its record":            func(t *testing.T, w *world) { w.id = Identity{MachineUID: w.m.UID} },
-		"by two cloud statements":  func(t *testing.T, w *world) { w.id.ProviderIDs = []string{instance, instance} },
-		"at the end of its window": func(t *testing.T, w *world) { w.rules.Now = w.m.Created.Add(2 * time.Hour) },
-		"in its other pool":        func(t *testing.T, w *world) { w.rules.Pool = "infra" },
-		"an Azure id in another case": func(t *testing.T, w *world) {
+	for name, change := range map[string]func(*testing.T, *fixture){
+		"only by EK":               func(t *testing.T, w *fixture) { w.id.ProviderIDs = nil },
+		"by its other EK":          func(t *testing.T, w *fixture) { w.id.EK = hash(t, ek2) },
+		"only by instance":         func(t *testing.T, w *fixture) { w.id.EK = EKHash{} },
+		"by its record":            func(t *testing.T, w *fixture) { w.id = Identity{MachineUID: w.m.UID} },
+		"by two cloud statements":  func(t *testing.T, w *fixture) { w.id.ProviderIDs = []string{instance, instance} },
+		"at the end of its window": func(t *testing.T, w *fixture) { w.rules.Now = w.m.Created.Add(2 * time.Hour) },
+		"in its other pool":        func(t *testing.T, w *fixture) { w.rules.Pool = "infra" },
+		"an Azure id in another case": func(t *testing.T, w *fixture) {
 			w.m.ProviderID = "azure:///subscriptions/A/resourceGroups/Rg/x"
 			w.id.ProviderIDs = []string{"azure:///subscriptions/a/resourcegroups/rg/X"}
 		},
-		"by an EK enrolled through a MachineAttestation": func(t *testing.T, w *world) {
+		"by an EK enrolled through a MachineAttestation": func(t *testing.T, w *fixture) {
 			w.m.EKSHA256 = nil
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{strings.ToUpper(ek3)} })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{strings.ToUpper(ek3)} })
 			w.id.EK = hash(t, ek3)
 		},
-		"by a vouched EK that nobody enrolled, the cloud naming the Machine": func(t *testing.T, w *world) {
+		"by an endorsed EK without enrollment, and the cloud names the Machine": func(t *testing.T, w *fixture) {
 			w.m.EKSHA256, w.rules.EKEnrolled = nil, false
 		},
-		"again although too old, since it attested before": func(t *testing.T, w *world) {
+		"again although too old, since it attested before": func(t *testing.T, w *fixture) {
 			w.rules.Now = w.m.Created.Add(100 * time.Hour)
 			w.id.MachineUID = w.m.UID
 		},
-		"joined and old, with a grant": func(t *testing.T, w *world) {
+		"joined and old, with a grant": func(t *testing.T, w *fixture) {
 			w.m.NodeRef, w.m.Created = "n", modified.Add(-1000*time.Hour)
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(24 * time.Hour) })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(24 * time.Hour) })
 		},
-		"an ended enrolment for a former Machine does not count": func(t *testing.T, w *world) {
+		"an ended enrollment for a former Machine does not count": func(t *testing.T, w *fixture) {
 			ended := metav1.NewTime(modified.Add(-time.Hour))
 			w.other(func(m *Machine) { m.Name = "former" })
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
 				s.MachineRef.Name, s.EKSHA256, s.NotAfter = "former", []string{ek1}, &ended
 			})
 		},
@@ -228,53 +228,53 @@ func TestMatchAccepts(t *testing.T) {
 	}
 }
 
-// THREATS T42, as far as no record is needed: the same EK for a second Machine,
-// a clone, one machine's TPM with another's document.
+// Attack T42, the part without a record: the same EK for a second Machine, a clone, one
+// machine's TPM with another's document.
 func TestAttack_T42_OneIdentityTwoMachines(t *testing.T) {
 	if _, code := newWorld(t).match(t); code != 0 {
 		t.Fatalf("the honest machine: %v", code)
 	}
 	for name, c := range map[string]struct {
-		change func(*testing.T, *world)
+		change func(*testing.T, *fixture)
 		want   reason.Code
 	}{
-		"the EK is enrolled for a second Machine": {func(t *testing.T, w *world) {
+		"the EK is enrolled for a second Machine": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) { m.EKSHA256 = []string{ek1} })
 		}, reason.MachineAmbiguous},
-		"the same, and no cloud statement": {func(t *testing.T, w *world) {
+		"the same, and no cloud statement": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) { m.EKSHA256 = []string{ek1} })
 			w.id.ProviderIDs = nil
 		}, reason.MachineAmbiguous},
-		"by a MachineAttestation": {func(t *testing.T, w *world) {
+		"by a MachineAttestation": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) {})
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
 				s.MachineRef.Name, s.EKSHA256 = "demo-worker-1", []string{ek1}
 			})
 		}, reason.MachineAmbiguous},
-		"by a stand-in": {func(t *testing.T, w *world) {
-			w.in.Enrolments = parse(t, standInYAML).Enrolments
+		"by a stand-in": {func(t *testing.T, w *fixture) {
+			w.in.Enrollments = parse(t, standInYAML).Enrollments
 		}, reason.MachineAmbiguous},
-		"a clone has the TPM and another instance with a Machine": {func(t *testing.T, w *world) {
+		"a clone has the TPM and another instance with a Machine": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) {})
 			w.id.ProviderIDs = []string{"aws:///eu-central-1a/i-other"}
 		}, reason.EvidenceDisagrees},
-		"a clone has the TPM and another instance without one": {func(t *testing.T, w *world) {
+		"a clone has the TPM and another instance without one": {func(t *testing.T, w *fixture) {
 			w.id.ProviderIDs = []string{"aws:///eu-central-1a/i-unknown"}
 		}, reason.EvidenceDisagrees},
-		"two cloud statements name two instances": {func(t *testing.T, w *world) {
+		"two cloud statements name two instances": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) {})
 			w.id = Identity{ProviderIDs: []string{instance, "aws:///eu-central-1a/i-other"}}
 		}, reason.EvidenceDisagrees},
-		"one of two statements names an instance without a Machine": {func(t *testing.T, w *world) {
+		"one of two statements names an instance without a Machine": {func(t *testing.T, w *fixture) {
 			w.id.ProviderIDs = []string{instance, "aws:///eu-central-1a/i-unknown"}
 		}, reason.EvidenceDisagrees},
-		"the record is another Machine's": {func(t *testing.T, w *world) {
+		"the record is another Machine's": {func(t *testing.T, w *fixture) {
 			w.other(func(m *Machine) {})
 			w.id.MachineUID = "other"
 		}, reason.EvidenceDisagrees},
-		"the EK is enrolled for a Machine that is to come": {func(t *testing.T, w *world) {
+		"the EK is enrolled for a Machine that is to come": {func(t *testing.T, w *fixture) {
 			w.m.EKSHA256 = nil
-			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
 				s.MachineRef.Name, s.EKSHA256 = "demo-worker-9", []string{ek1}
 			})
 			w.rules.EKEnrolled = false
@@ -290,13 +290,13 @@ func TestAttack_T42_OneIdentityTwoMachines(t *testing.T) {
 	}
 }
 
-// FEATURES E13, E14: no Machines and no API, enrolment by file.
+// Status rows E13 and E14: no Machines and no API, enrollment by file.
 func TestStandIn(t *testing.T) {
 	in := parse(t, standInYAML)
 	ix := index(t, in)
 	rules := Rules{Pool: "worker", Now: modified.Add(1000 * time.Hour), MaxAge: time.Hour, EKEnrolled: true}
 	m, err := ix.Match(Identity{EK: hash(t, ek1)}, rules)
-	if err != nil || !m.StandIn || m.String() != "default/rack-1" || m.Enrolment == nil || m.UID == "" {
+	if err != nil || !m.StandIn || m.String() != "default/rack-1" || m.Enrollment == nil || m.UID == "" {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	for name, c := range map[string]struct {
@@ -327,7 +327,7 @@ type pointers map[string]string
 
 func (p pointers) PointerPool(namespace, secret string) string { return p[namespace+"/"+secret] }
 
-// FEATURES E8: the pool in the pointer config of the Machine's own user data counts.
+// Status row E8: the pool in the pointer config of the Machine's own user data counts.
 func TestPoolOfThePointer(t *testing.T) {
 	w := newWorld(t)
 	ix, _ := NewIndex(w.in, pointers{"openshift-machine-api/worker-user-data": "gpu"})
@@ -352,8 +352,8 @@ func TestMirrors(t *testing.T) {
 		group        string
 		want         reason.Code
 	}{
-		"the Machine API is authoritative":      {group: groupMachineAPI},
-		"nobody says which, so the Machine API": {here: remove("  authoritativeAPI: MachineAPI\n"), group: groupMachineAPI},
+		"the Machine API is authoritative":   {group: groupMachineAPI},
+		"no authority means the Machine API": {here: remove("  authoritativeAPI: MachineAPI\n"), group: groupMachineAPI},
 		"Cluster API is authoritative by spec": {here: swap("authoritativeAPI: MachineAPI", "authoritativeAPI: ClusterAPI"),
 			group: groupClusterAPI},
 		"Cluster API is authoritative by status": {here: swap("status:", "status:\n  authoritativeAPI: ClusterAPI"),
@@ -418,16 +418,16 @@ func TestIndexWarns(t *testing.T) {
 		"a Machine in two files": {[]string{machineAPIYAML, machineAPIYAML}, "demo-worker-0 is in two files"},
 		"a copied UID": {[]string{machineAPIYAML,
 			strings.Replace(machineAPIYAML, "demo-worker-0", "demo-worker-1", 1)}, "has the UID of"},
-		"an EK of two machines":       {[]string{machineAPIYAML, standInYAML}, "the EK " + ek1 + " is enrolled for"},
-		"a Machine that is not there": {[]string{enrolmentYAML}, "Machine openshift-machine-api/demo-worker-0 is not there"},
-		"two MachineAttestations": {[]string{machineAPIYAML, enrolmentYAML,
-			strings.Replace(enrolmentYAML, "host-7", "host-8", 1)}, "has a MachineAttestation already: host-7"},
+		"an EK of two machines": {[]string{machineAPIYAML, standInYAML}, "EK " + ek1 + " is enrolled for"},
+		"no such Machine":       {[]string{enrollmentYAML}, "Machine openshift-machine-api/demo-worker-0 does not exist"},
+		"two MachineAttestations": {[]string{machineAPIYAML, enrollmentYAML,
+			strings.Replace(enrollmentYAML, "host-7", "host-8", 1)}, "already has a MachineAttestation: host-7"},
 		"another instance expected": {[]string{machineAPIYAML,
-			strings.Replace(enrolmentYAML, "i-0123456789abcdef0", "i-x", 1)}, "expectedProviderID is"},
+			strings.Replace(enrollmentYAML, "i-0123456789abcdef0", "i-x", 1)}, "expectedProviderID is"},
 		"two stand-ins with one name": {[]string{standInYAML, strings.Replace(standInYAML, ek1, ek2, 1)},
 			"rack-1 is in two files"},
 		"a name that two Machines have": {[]string{machineAPIYAML, strings.Replace(strings.ReplaceAll(clusterAPIYAML,
-			"demo-cp-0", "demo-worker-0"), "openshift-cluster-api", "openshift-machine-api", 1), enrolmentYAML},
+			"demo-cp-0", "demo-worker-0"), "openshift-cluster-api", "openshift-machine-api", 1), enrollmentYAML},
 			"set machineRef.apiVersion"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -442,7 +442,7 @@ func TestIndexWarns(t *testing.T) {
 	}
 }
 
-// many is n Machines, each with an EK and an instance.
+// many returns n Machines, each with an EK and an instance.
 func many(n int) Manifests {
 	in := Manifests{Machines: make([]Machine, n)}
 	for i := range in.Machines {
@@ -454,7 +454,7 @@ func many(n int) Manifests {
 	return in
 }
 
-// The cost of a match is flat in the number of Machines.
+// The cost of a match does not depend on the number of Machines.
 func BenchmarkMatch(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("%d machines", n), func(b *testing.B) {

@@ -14,29 +14,29 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// Manifests are the objects of one file, each checked by itself.
+// Manifests are the parsed objects of one file, each checked by itself.
 type Manifests struct {
-	Machines   []Machine
-	Enrolments []Enrolment
+	Machines    []Machine
+	Enrollments []Enrollment
 }
 
-// Enrolment is one MachineAttestation of a file.
-type Enrolment struct {
+// Enrollment is a MachineAttestation, or the enrollment by a BareMetalHost.
+type Enrollment struct {
 	v1alpha1.MachineAttestation
 	eks    []EKHash
 	kind   string // "", or kindHost
-	node   string // the Node that a stand-in became, where it is known
+	node   string // the Node of a stand-in, if known
 	source place
 }
 
-// Parse reads Machines and MachineAttestations from one file. modified is when
-// the file last changed; it is the creation time of a Machine that has none.
-// With an error among the problems there are no manifests.
+// Parse parses the Machines and MachineAttestations of one file. modified is the file's
+// modification time, which replaces a missing creation time of a Machine. If a problem
+// is an error, Parse returns no manifests.
 func Parse(file string, raw []byte, modified time.Time) (Manifests, []manifest.Problem) {
 	docs, problems := manifest.Split(file, raw)
 	var out Manifests
 	for _, doc := range docs {
-		problems = append(problems, out.take(doc, modified)...)
+		problems = append(problems, out.add(doc, modified)...)
 	}
 	if manifest.Failed(problems) {
 		return Manifests{}, problems
@@ -44,13 +44,12 @@ func Parse(file string, raw []byte, modified time.Time) (Manifests, []manifest.P
 	return out, problems
 }
 
-// FromObject reads one object as the Kubernetes API has it: its content, decoded
-// from JSON. With an error among the problems there are no manifests. A
-// MachineAttestation that waits for approval, and a host that nobody enrolled, are
-// no manifest and no problem.
+// FromObject parses one object of the Kubernetes API, decoded from JSON. If a problem is
+// an error, it returns no manifests. A MachineAttestation that waits for approval, and a
+// host without an enrolled EK, yield neither a manifest nor a problem.
 func FromObject(object map[string]any) (Manifests, []manifest.Problem) {
 	if object["apiVersion"] == v1alpha1.APIVersion {
-		// The status is the verifier's own, perhaps a newer one's.
+		// Another version of the verifier may have written the status.
 		own := maps.Clone(object)
 		delete(own, "status")
 		object = own
@@ -60,14 +59,14 @@ func FromObject(object map[string]any) (Manifests, []manifest.Problem) {
 		return Manifests{}, []manifest.Problem{*err}
 	}
 	var out Manifests
-	if problems := out.take(doc, time.Time{}); manifest.Failed(problems) {
+	if problems := out.add(doc, time.Time{}); manifest.Failed(problems) {
 		return Manifests{}, problems
 	}
 	return out, nil
 }
 
-// FromUnannotated is the Machine of an object whose annotations cannot be used, read
-// without them: how far it has come does not depend on what people noted on it.
+// FromUnannotated parses a Machine whose annotations are invalid, without them. Its
+// progress does not depend on annotations.
 func FromUnannotated(object map[string]any) (Machine, bool) {
 	metadata, _ := object["metadata"].(map[string]any)
 	metadata = maps.Clone(metadata)
@@ -81,7 +80,7 @@ func FromUnannotated(object map[string]any) (Machine, bool) {
 	return found.Machines[0], true
 }
 
-// advanced is m, of which later says how far it has come since.
+// advanced returns m with the progress of later.
 func (m Machine) advanced(later Machine) Machine {
 	m.Deleting = m.Deleting || later.Deleting
 	if !m.Joined() {
@@ -90,8 +89,8 @@ func (m Machine) advanced(later Machine) Machine {
 	return m
 }
 
-// take adds what one object says.
-func (out *Manifests) take(doc manifest.Document, modified time.Time) []manifest.Problem {
+// add parses one object and adds it.
+func (out *Manifests) add(doc manifest.Document, modified time.Time) []manifest.Problem {
 	group, version, _ := strings.Cut(doc.APIVersion, "/")
 	switch {
 	case group == groupMachineAPI && version == "v1beta1" && doc.Kind == "Machine":
@@ -105,22 +104,22 @@ func (out *Manifests) take(doc manifest.Document, modified time.Time) []manifest
 	case group == groupMetal3 && doc.Kind == kindHost:
 		e, wrong := host(doc)
 		if e != nil {
-			out.Enrolments = append(out.Enrolments, *e)
+			out.Enrollments = append(out.Enrollments, *e)
 		}
 		return wrong
 	case doc.APIVersion == v1alpha1.APIVersion && doc.Kind == v1alpha1.KindMachineAttestation:
-		e, wrong := enrolment(doc, modified)
-		if wrong != nil || !e.waits() {
-			out.Enrolments = append(out.Enrolments, e)
+		e, wrong := enrollment(doc, modified)
+		if wrong != nil || !e.pending() {
+			out.Enrollments = append(out.Enrollments, e)
 		}
 		return wrong
 	}
-	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
+	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("%s of %s is not supported here", doc.Kind, doc.APIVersion),
 		"Machine of machine.openshift.io/v1beta1 or cluster.x-k8s.io/v1beta1 or v1beta2, BareMetalHost of metal3.io, or "+
 			"MachineAttestation of "+v1alpha1.APIVersion)}
 }
 
-// common is what both kinds of Machine have in the same place.
+// common has the fields that both kinds of Machine have in common.
 type common struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -134,13 +133,13 @@ type common struct {
 	} `json:"metadata"`
 }
 
-// address of a Machine's status.
+// address is an address in a Machine's status.
 type address struct {
 	Type    string `json:"type"`
 	Address string `json:"address"`
 }
 
-// nodeRef is Cluster API's and the Machine API's alike as far as the name goes.
+// nodeRef has the fields that both kinds of Machine use.
 type nodeRef struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
@@ -153,7 +152,7 @@ const (
 	labelControlPlane = "cluster.x-k8s.io/control-plane"
 )
 
-// machineAPI reads a Machine of machine.openshift.io/v1beta1.
+// machineAPI parses a Machine of machine.openshift.io/v1beta1.
 func machineAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.Problem) {
 	var in struct {
 		common
@@ -185,7 +184,7 @@ func machineAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 	if in.Status.Phase != nil {
 		m.Phase = *in.Status.Phase
 	}
-	m.finish(in.Status.NodeRef, in.Status.Addresses)
+	m.setStatus(in.Status.NodeRef, in.Status.Addresses)
 	m.UserDataSecret = in.Spec.ProviderSpec.Value.UserDataSecret.Name
 	m.addPool(in.Metadata.Labels[labelRole])
 	m.addPool(in.Metadata.Labels[labelType])
@@ -198,7 +197,7 @@ func machineAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 	return m, problems
 }
 
-// clusterAPI reads a Machine of cluster.x-k8s.io.
+// clusterAPI parses a Machine of cluster.x-k8s.io.
 func clusterAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.Problem) {
 	var in struct {
 		common
@@ -220,11 +219,11 @@ func clusterAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 	m, problems := in.machine(doc, modified)
 	m.ProviderID = strings.TrimSpace(in.Spec.ProviderID)
 	m.Phase = in.Status.Phase
-	m.finish(in.Status.NodeRef, in.Status.Addresses)
+	m.setStatus(in.Status.NodeRef, in.Status.Addresses)
 	if in.Spec.Bootstrap.DataSecretName != nil {
 		m.UserDataSecret = *in.Spec.Bootstrap.DataSecretName
 	}
-	// The label counts by its presence; its value is usually empty.
+	// The label's presence counts; its value is usually empty.
 	if _, ok := in.Metadata.Labels[labelControlPlane]; ok {
 		m.addPool("master")
 	} else {
@@ -233,7 +232,7 @@ func clusterAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 	return m, problems
 }
 
-// machine takes over the metadata.
+// machine returns a Machine with the metadata.
 func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []manifest.Problem) {
 	var problems []manifest.Problem
 	if c.Metadata.Name == "" {
@@ -257,7 +256,7 @@ func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []
 			h, err := ParseEKHash(strings.TrimSpace(s))
 			if err != nil {
 				problems = append(problems, doc.Problem(path, v1alpha1.AnnotationEKSHA256+": "+err.Error(),
-					"the ekSHA256 that 'mcs-attest-agent identify' prints; several separated by commas"))
+					"the ekSHA256 that 'mcs-attest-agent identify' prints; separate several by commas"))
 				continue
 			}
 			m.addEK(h)
@@ -266,10 +265,10 @@ func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []
 	return m, problems
 }
 
-// finish takes over the status.
-func (m *Machine) finish(ref *nodeRef, addresses []address) {
+// setStatus sets the fields that come from the status.
+func (m *Machine) setStatus(ref *nodeRef, addresses []address) {
 	if ref != nil {
-		// A reference without a name is still a reference: joined is a latch.
+		// A reference without a name also means that the Machine joined.
 		m.NodeRef = ref.Name
 		if m.NodeRef == "" {
 			m.NodeRef = "(unnamed)"

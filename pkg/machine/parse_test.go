@@ -16,7 +16,7 @@ const (
 	ek3 = "33a1b2c3d4e5f60718293a4b5c6d7e8f11a1b2c3d4e5f60718293a4b5c6d7e8f"
 )
 
-// As `oc get machine -o yaml` has it, shortened.
+// The output of `oc get machine -o yaml`, shortened.
 const machineAPIYAML = `apiVersion: machine.openshift.io/v1beta1
 kind: Machine
 metadata:
@@ -64,7 +64,7 @@ status:
   phase: Running
 `
 
-const enrolmentYAML = `apiVersion: mcs-attest.dev/v1alpha1
+const enrollmentYAML = `apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
 metadata:
   name: host-7
@@ -89,7 +89,7 @@ spec:
   ekSHA256: [` + ek1 + `]
 `
 
-// parse reads manifests that must be valid.
+// parse parses manifests that must be valid.
 func parse(t testing.TB, raw ...string) Manifests {
 	t.Helper()
 	m, problems := Parse("m.yaml", []byte(strings.Join(raw, "---\n")), modified)
@@ -100,9 +100,9 @@ func parse(t testing.TB, raw ...string) Manifests {
 }
 
 func TestParse(t *testing.T) {
-	in := parse(t, machineAPIYAML, clusterAPIYAML, enrolmentYAML, standInYAML)
-	if len(in.Machines) != 2 || len(in.Enrolments) != 2 {
-		t.Fatalf("%d Machines, %d enrolments", len(in.Machines), len(in.Enrolments))
+	in := parse(t, machineAPIYAML, clusterAPIYAML, enrollmentYAML, standInYAML)
+	if len(in.Machines) != 2 || len(in.Enrollments) != 2 {
+		t.Fatalf("%d Machines, %d enrollments", len(in.Machines), len(in.Enrollments))
 	}
 	m := in.Machines[0]
 	if m.String() != "openshift-machine-api/demo-worker-0" || m.UID != "0d5a3b32-6a5e-4a59-9d2a-51a0d6a2a7aa" ||
@@ -145,33 +145,33 @@ func TestParse_ReportsTheFault(t *testing.T) {
 		"an EK hash that is not hexadecimal": {machineAPIYAML, ek1, "z" + ek1[1:], "m.yaml:5: mcs-attest.dev/ek-sha256: \"z"},
 		"a comma too many":                   {machineAPIYAML, ek1 + ",", ek1 + ",,", "has 0 characters"},
 		"a provider id that is a number": {machineAPIYAML, "aws:///eu-central-1a/i-0123456789abcdef0", "17",
-			"m.yaml:18: spec.providerID is a number; a string belongs here"},
+			"m.yaml:18: spec.providerID is a number; a string is required"},
 		"a Machine without a name": {machineAPIYAML, "  name: demo-worker-0\n", "", "m.yaml:3: the Machine has no name"},
 		"a time that is none":      {machineAPIYAML, `"2026-11-21T03:30:00Z"`, "yesterday", "m.yaml:7: "},
 		"a MachineSet": {machineAPIYAML, "kind: Machine", "kind: MachineSet",
-			"m.yaml:2: a MachineSet of machine.openshift.io/v1beta1 does not belong here; Machine of " +
+			"m.yaml:2: MachineSet of machine.openshift.io/v1beta1 is not supported here; Machine of " +
 				"machine.openshift.io/v1beta1 or"},
 		"a version that is to come": {machineAPIYAML, "v1beta1", "v1",
-			"a Machine of machine.openshift.io/v1 does not belong here"},
-		"quarantine misspelt": {enrolmentYAML, "spec:", "spec:\n  quarantine: true",
-			`m.yaml:7: unknown field "spec.quarantine"; known here: `},
+			"Machine of machine.openshift.io/v1 is not supported here"},
+		"quarantine misspelt": {enrollmentYAML, "spec:", "spec:\n  quarantine: true",
+			`m.yaml:7: unknown field "spec.quarantine"; known fields: `},
 		"neither Machine nor pool": {standInYAML, "  pool: worker\n", "", "m.yaml:5: spec: neither machineRef nor pool"},
-		"both Machine and pool": {enrolmentYAML, "spec:", "spec:\n  pool: worker",
-			"m.yaml:7: spec.pool: a pool beside a machineRef"},
+		"both Machine and pool": {enrollmentYAML, "spec:", "spec:\n  pool: worker",
+			"m.yaml:7: spec.pool: pool and machineRef are both set"},
 		"a stand-in for anyone": {standInYAML, "  ekSHA256: [" + ek1 + "]\n",
-			"", "m.yaml:5: spec: nothing identifies the machine; ekSHA256 or expectedProviderID"},
-		"a hash twice":    {standInYAML, ek1, ek1 + ", " + ek1, "m.yaml:7: spec.ekSHA256[1]: the same hash twice"},
-		"a hash of zeros": {standInYAML, ek1, `"` + strings.Repeat("0", 64) + `"`, "a hash of zeros is no EK's"},
-		"a machineRef without a name": {enrolmentYAML, "    name: demo-worker-0", "    namespace: x",
+			"", "m.yaml:5: spec: no field identifies the machine; set ekSHA256 or expectedProviderID"},
+		"a hash twice":    {standInYAML, ek1, ek1 + ", " + ek1, "m.yaml:7: spec.ekSHA256[1]: the hash is listed twice"},
+		"a hash of zeros": {standInYAML, ek1, `"` + strings.Repeat("0", 64) + `"`, "a hash of only zeros is not valid"},
+		"a machineRef without a name": {enrollmentYAML, "    name: demo-worker-0", "    namespace: x",
 			"spec.machineRef: no name"},
-		"a grant without an end": {enrolmentYAML, "    until: 2026-11-21T10:00:00Z", "    until: null",
-			"spec.reattest: a grant without an end"},
+		"a grant without an end": {enrollmentYAML, "    until: 2026-11-21T10:00:00Z", "    until: null",
+			"spec.reattest: the grant has no end"},
 		"a MachineAttestation without name": {standInYAML, "  name: rack-1", "  labels: {}",
 			"metadata.name: the object has no name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in, problems := Parse("m.yaml", []byte(strings.Replace(c.in, c.old, c.new, 1)), modified)
-			if !manifest.Failed(problems) || len(in.Machines)+len(in.Enrolments) > 0 {
+			if !manifest.Failed(problems) || len(in.Machines)+len(in.Enrollments) > 0 {
 				t.Fatalf("accepted: %v", problems)
 			}
 			if got := problems[0].Error(); !strings.Contains(got, c.want) {
@@ -184,11 +184,11 @@ func TestParse_ReportsTheFault(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(machineAPIYAML))
 	f.Add([]byte(clusterAPIYAML + "---\n" + machineAPIYAML))
-	f.Add([]byte(enrolmentYAML + "---\n" + standInYAML))
-	f.Add([]byte(enrolmentYAML + "---\n" + machineAPIYAML + "---\n" + enrolmentYAML))
+	f.Add([]byte(enrollmentYAML + "---\n" + standInYAML))
+	f.Add([]byte(enrollmentYAML + "---\n" + machineAPIYAML + "---\n" + enrollmentYAML))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		in, problems := Parse("f", raw, modified)
-		if manifest.Failed(problems) && len(in.Machines)+len(in.Enrolments) > 0 {
+		if manifest.Failed(problems) && len(in.Machines)+len(in.Enrollments) > 0 {
 			t.Error("manifests beside an error")
 		}
 		ix, _ := NewIndex(in, nil)

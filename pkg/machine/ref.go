@@ -1,12 +1,12 @@
 package machine
 
-// Ref names a Machine of the API.
+// Ref identifies a Machine object.
 type Ref struct {
 	APIVersion, Namespace, Name, UID string
 }
 
-// Ref is the Machine's own.
+// Ref returns the reference to m.
 func (m *Machine) Ref() Ref { return Ref{m.APIVersion, m.Namespace, m.Name, m.UID} }
 
-// String is "namespace/name".
+// String returns "namespace/name".
 func (r Ref) String() string { return r.Namespace + "/" + r.Name }

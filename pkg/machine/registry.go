@@ -14,55 +14,55 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// Registry holds manifests that change one at a time, as a cluster's do. For each
-// question it builds the [Index] of those few manifests that can have to do with
-// the answer, so that there is one set of rules, and neither a change nor a
-// question costs more in a cluster of 100 000 Machines than in one of ten.
+// Registry holds manifests that change one at a time, as in a cluster. For each query
+// it builds the [Index] of the few manifests that can affect the result. So both have
+// the same rules, and the cost of a change or a query does not depend on the number of
+// Machines.
 //
-// What can have to do with an identity: the Machines and enrolments that its
-// components name; the Machines that these enrolments are for; a Machine's other
-// object while it moves between the Machine API and Cluster API (the same
-// provider id); and the enrolments of all of these.
+// These manifests can affect the result for an identity: the Machines and enrollments
+// that its components name; the Machines of these enrollments; a Machine's mirror (the
+// object with the same provider ID in the other Machine API); and the enrollments of
+// all of them.
 //
 // It is safe for concurrent use.
 type Registry struct {
 	pointers userData
 
-	mu         sync.RWMutex
-	machines   map[name]*kept
-	enrolments map[name]*Enrolment
-	nodes      map[string]string // provider id by Node
+	mu          sync.RWMutex
+	machines    map[name]*kept
+	enrollments map[name]*Enrollment
+	nodes       map[string]string // provider ID by Node name
 
 	byUID      multimap[string, *kept]
 	byProvider multimap[string, *kept]
 	byEK       multimap[EKHash, *kept] // by annotation
-	// The same of enrolments; those by UID and provider id stand in for a Machine.
-	standInUID      multimap[string, *Enrolment]
-	standInProvider multimap[string, *Enrolment]
-	enrolledEK      multimap[EKHash, *Enrolment]
-	enrolledBy      multimap[name, *Enrolment] // by the Machine they name; its group is empty
-	nodeOf          multimap[string, string]   // Nodes by provider id
-	shared          map[alike]*alike           // what many Machines share
+	// The same for enrollments. Those by UID and provider ID are stand-ins.
+	standInUID      multimap[string, *Enrollment]
+	standInProvider multimap[string, *Enrollment]
+	enrolledEK      multimap[EKHash, *Enrollment]
+	enrolledBy      multimap[name, *Enrollment] // by the named Machine, with an empty group
+	nodeOf          multimap[string, string]    // Nodes by provider ID
+	shared          map[alike]*alike            // each combination is stored once
 }
 
-// kept is a Machine in as little memory as will do.
+// kept is a Machine in compact form.
 type kept struct {
 	*alike
 	name, uid, nodeRef, providerID string
-	created                        int64 // Unix time in nanoseconds; 0 is none
+	created                        int64 // Unix time in nanoseconds; 0 means none
 	eks                            []EKHash
 }
 
-// alike is what many Machines share.
+// alike has the fields that are equal for many Machines.
 type alike struct {
 	apiVersion, kind, namespace, phase, userDataSecret, authority string
 
-	pools    string // joined by commas, which no pool's name has
+	pools    string // joined by commas, which no pool name contains
 	deleting bool
 	undated  bool
 }
 
-// keep leaves out what nothing is found by: InternalDNS and addresses.
+// keep returns the compact form of m. It omits InternalDNS and addresses, which are never looked up.
 func (r *Registry) keep(m Machine) *kept {
 	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","),
 		m.Deleting, m.Undated}
@@ -79,16 +79,16 @@ func (r *Registry) keep(m Machine) *kept {
 	}
 	for _, s := range m.EKSHA256 {
 		var h EKHash
-		_, _ = hex.Decode(h[:], []byte(s)) // a Machine's hashes were parsed before
+		_, _ = hex.Decode(h[:], []byte(s)) // the hashes of a Machine were already parsed
 		k.eks = append(k.eks, h)
 	}
 	return k
 }
 
-// maxShared bounds what is kept once for many.
+// maxShared limits the number of entries in Registry.shared.
 const maxShared = 10_000
 
-// machine is what was kept.
+// machine returns the Machine of the compact form.
 func (k *kept) machine() Machine {
 	m := Machine{
 		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting,
@@ -109,20 +109,20 @@ func (k *kept) machine() Machine {
 
 func (k *kept) provider() string { return NormalProviderID(k.providerID) }
 
-// NewRegistry returns an empty one. Pointers may be nil.
+// NewRegistry returns an empty registry. pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
-		pointers: pointers, machines: map[name]*kept{}, enrolments: map[name]*Enrolment{}, nodes: map[string]string{},
+		pointers: pointers, machines: map[name]*kept{}, enrollments: map[name]*Enrollment{}, nodes: map[string]string{},
 		byUID: newMultimap[string, *kept](), byProvider: newMultimap[string, *kept](), byEK: newMultimap[EKHash, *kept](),
-		standInUID: newMultimap[string, *Enrolment](), standInProvider: newMultimap[string, *Enrolment](),
-		enrolledEK: newMultimap[EKHash, *Enrolment](), enrolledBy: newMultimap[name, *Enrolment](),
+		standInUID: newMultimap[string, *Enrollment](), standInProvider: newMultimap[string, *Enrollment](),
+		enrolledEK: newMultimap[EKHash, *Enrollment](), enrolledBy: newMultimap[name, *Enrollment](),
 		nodeOf: newMultimap[string, string](),
 		shared: map[alike]*alike{},
 	}
 }
 
-// PutMachine takes a Machine in, or its next state. Its names and addresses are
-// not kept: nothing is found by them.
+// PutMachine adds or replaces a Machine. The registry does not store its names and
+// addresses, because no lookup uses them.
 func (r *Registry) PutMachine(m Machine) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *Registry) PutMachine(m Machine) {
 	}
 }
 
-// HasMachine reports whether the Machine is known in this very state.
+// HasMachine reports whether the registry has the Machine in exactly this state.
 func (r *Registry) HasMachine(m Machine) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,7 +147,7 @@ func (r *Registry) HasMachine(m Machine) bool {
 	return ok && reflect.DeepEqual(*known, *r.keep(m))
 }
 
-// DeleteMachine removes a Machine, and returns its UID; "" if there is no such Machine.
+// DeleteMachine deletes a Machine and returns its UID, or "" if it does not exist.
 func (r *Registry) DeleteMachine(apiGroup, namespace, machine string) (uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,19 +170,18 @@ func (r *Registry) dropMachine(key name) (uid string) {
 	return k.uid
 }
 
-// PutEnrolment takes an enrolment in, or its next state. One that says nothing,
-// as the verifier's own record of a Machine does until an administrator writes
-// something into it, is not kept.
-func (r *Registry) PutEnrolment(e Enrolment) {
+// PutEnrollment adds or replaces an enrollment. It does not store an empty one, such as
+// the verifier's own record of a Machine before an administrator edits its spec.
+func (r *Registry) PutEnrollment(e Enrollment) {
 	e = e.reduced()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := name{e.kind, e.Namespace, e.Name}
-	r.dropEnrolment(key)
-	if e.silent() {
+	r.dropEnrollment(key)
+	if e.empty() {
 		return
 	}
-	r.enrolments[key] = &e
+	r.enrollments[key] = &e
 	for _, h := range e.eks {
 		r.enrolledEK.add(h, &e)
 	}
@@ -197,40 +196,40 @@ func (r *Registry) PutEnrolment(e Enrolment) {
 	}
 }
 
-// reduced is what is kept of an enrolment.
-func (e Enrolment) reduced() Enrolment {
+// reduced returns the enrollment without the fields that the registry does not need.
+func (e Enrollment) reduced() Enrollment {
 	e.Status, e.ManagedFields, e.ResourceVersion = v1alpha1.MachineAttestationStatus{}, nil, ""
 	return e
 }
 
-// HasEnrolment reports whether the enrolment is known in this very state.
-func (r *Registry) HasEnrolment(e Enrolment) bool {
+// HasEnrollment reports whether the registry has the enrollment in exactly this state.
+func (r *Registry) HasEnrollment(e Enrollment) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	known, ok := r.enrolments[name{e.kind, e.Namespace, e.Name}]
-	return !ok && e.silent() || ok && reflect.DeepEqual(*known, e.reduced())
+	known, ok := r.enrollments[name{e.kind, e.Namespace, e.Name}]
+	return !ok && e.empty() || ok && reflect.DeepEqual(*known, e.reduced())
 }
 
-// DeleteEnrolment removes a MachineAttestation, and returns the Machine that it was about; nil if there is none.
-func (r *Registry) DeleteEnrolment(namespace, enrolment string) *v1alpha1.MachineReference {
-	return r.delete(name{"", namespace, enrolment})
+// DeleteEnrollment deletes a MachineAttestation and returns the Machine that it referred to, or nil.
+func (r *Registry) DeleteEnrollment(namespace, enrollment string) *v1alpha1.MachineReference {
+	return r.delete(name{"", namespace, enrollment})
 }
 
-// DeleteHost forgets the enrolment that a BareMetalHost is.
+// DeleteHost deletes the enrollment by a BareMetalHost.
 func (r *Registry) DeleteHost(namespace, host string) { r.delete(name{kindHost, namespace, host}) }
 
 func (r *Registry) delete(key name) *v1alpha1.MachineReference {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.dropEnrolment(key)
+	return r.dropEnrollment(key)
 }
 
-func (r *Registry) dropEnrolment(key name) *v1alpha1.MachineReference {
-	e, ok := r.enrolments[key]
+func (r *Registry) dropEnrollment(key name) *v1alpha1.MachineReference {
+	e, ok := r.enrollments[key]
 	if !ok {
 		return nil
 	}
-	delete(r.enrolments, key)
+	delete(r.enrollments, key)
 	for _, h := range e.eks {
 		r.enrolledEK.remove(h, e)
 	}
@@ -246,15 +245,15 @@ func (r *Registry) dropEnrolment(key name) *v1alpha1.MachineReference {
 	return nil
 }
 
-// PutNode notes a Node: a Machine with its provider id has joined, whatever the
-// Machine's own status says (DESIGN, section 19, rule 11).
+// PutNode adds a Node. A Machine with its provider ID has joined, regardless of the
+// Machine's own status (rule 11 of docs/security-rules.md).
 func (r *Registry) PutNode(node, providerID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.dropNode(node)
 	if providerID != "" {
 		id := NormalProviderID(providerID)
-		if k, ok := r.byProvider.one[id]; ok { // the Machine's copy of both texts will do
+		if k, ok := r.byProvider.one[id]; ok { // share the Machine's strings
 			id = k.provider()
 			if k.nodeRef == node {
 				node = k.nodeRef
@@ -265,7 +264,7 @@ func (r *Registry) PutNode(node, providerID string) {
 	}
 }
 
-// DeleteNode forgets a Node.
+// DeleteNode deletes a Node.
 func (r *Registry) DeleteNode(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -311,19 +310,19 @@ func (r *Registry) ByUID(uid string) (*Machine, bool) {
 	return r.about(Identity{MachineUID: uid}).ByUID(uid)
 }
 
-// ByName finds the Machines of either API, and stand-ins, of a name: for people and
-// for housekeeping, never for Match.
+// ByName finds Machines of either API, and stand-ins, by name. It is for administrators
+// and cleanup, never for Match.
 func (r *Registry) ByName(namespace, machine string) []*Machine {
 	return r.collect(func(c *closure) {
 		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
 			c.machine(r.machines[name{group, namespace, machine}])
 		}
-		c.enrolment(r.enrolments[name{"", namespace, machine}])
+		c.enrollment(r.enrollments[name{"", namespace, machine}])
 	}).ByName(namespace, machine)
 }
 
-// WithNodes returns the UIDs of the Machines whose nodeRef is one of some Nodes, with
-// that Node.
+// WithNodes returns the UIDs of the Machines whose nodeRef names a wanted Node, with that
+// Node.
 func (r *Registry) WithNodes(wanted func(node string) bool) map[string]string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -336,53 +335,53 @@ func (r *Registry) WithNodes(wanted func(node string) bool) map[string]string {
 	return found
 }
 
-// UIDs are those of all Machines and stand-ins, in no order.
+// UIDs returns the UIDs of all Machines and stand-ins, unordered.
 func (r *Registry) UIDs() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return slices.AppendSeq(slices.Collect(maps.Keys(r.byUID.one)), maps.Keys(r.standInUID.one))
 }
 
-// Len is how many Machines there are, stand-ins aside.
+// Len returns the number of Machines, without stand-ins.
 func (r *Registry) Len() int {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return len(r.machines)
 }
 
-// Nodes is how many Nodes are known.
+// Nodes returns the number of Nodes.
 func (r *Registry) Nodes() int {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return len(r.nodes)
 }
 
-// All is the index of everything: for what is asked seldom.
+// All returns the index of all manifests. It is expensive.
 func (r *Registry) All() *Index {
 	return r.collect(func(c *closure) {
 		for _, m := range r.machines {
 			c.machine(m)
 		}
-		for _, e := range r.enrolments {
-			c.enrolment(e)
+		for _, e := range r.enrollments {
+			c.enrollment(e)
 		}
 	})
 }
 
-// Each calls one of the functions with each Machine and each enrolment as it was put, in no order. They must not call
+// Each calls machine with each Machine and enrollment with each enrollment, unordered. The functions must not call
 // the registry.
-func (r *Registry) Each(machine func(Machine), enrolment func(*Enrolment)) {
+func (r *Registry) Each(machine func(Machine), enrollment func(*Enrollment)) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, k := range r.machines {
 		machine(k.machine())
 	}
-	for _, e := range r.enrolments {
-		enrolment(e)
+	for _, e := range r.enrollments {
+		enrollment(e)
 	}
 }
 
-// about is the index of what can have to do with an identity.
+// about returns the index of all manifests that can affect the result for an identity.
 func (r *Registry) about(id Identity) *Index {
 	return r.collect(func(c *closure) {
 		if id.EK != (EKHash{}) {
@@ -390,7 +389,7 @@ func (r *Registry) about(id Identity) *Index {
 				c.machine(m)
 			}
 			for e := range r.enrolledEK.all(id.EK) {
-				c.enrolment(e)
+				c.enrollment(e)
 			}
 		}
 		for _, p := range id.ProviderIDs {
@@ -401,7 +400,7 @@ func (r *Registry) about(id Identity) *Index {
 				c.machine(m)
 			}
 			for e := range r.standInUID.all(id.MachineUID) {
-				c.enrolment(e)
+				c.enrollment(e)
 			}
 		}
 	})
@@ -409,32 +408,32 @@ func (r *Registry) about(id Identity) *Index {
 
 func (r *Registry) collect(from func(*closure)) *Index {
 	r.mu.RLock()
-	c := closure{Registry: r, machinesSeen: map[*kept]bool{}, enrolmentsSeen: map[*Enrolment]bool{}}
+	c := closure{Registry: r, machinesSeen: map[*kept]bool{}, enrollmentsSeen: map[*Enrollment]bool{}}
 	from(&c)
 	r.mu.RUnlock()
 	ix, _ := NewIndex(c.found, r.pointers)
 	return ix
 }
 
-// closure collects what belongs together. The registry is locked for reading.
+// closure collects related manifests. The registry is locked for reading.
 type closure struct {
 	*Registry
-	machinesSeen   map[*kept]bool
-	enrolmentsSeen map[*Enrolment]bool
-	found          Manifests
+	machinesSeen    map[*kept]bool
+	enrollmentsSeen map[*Enrollment]bool
+	found           Manifests
 }
 
-// instance collects what has a provider id.
+// instance adds all objects with a provider ID.
 func (c *closure) instance(id string) {
 	for m := range c.byProvider.all(id) {
 		c.machine(m)
 	}
 	for e := range c.standInProvider.all(id) {
-		c.enrolment(e)
+		c.enrollment(e)
 	}
 }
 
-// node is the Node with a provider id; "" if there is none.
+// node returns the Node with a provider ID, or "".
 func (c *closure) node(id string) string {
 	for node := range c.nodeOf.all(id) {
 		return node
@@ -442,7 +441,7 @@ func (c *closure) node(id string) string {
 	return ""
 }
 
-// machine collects a Machine; nil is none.
+// machine adds a Machine; nil is ignored.
 func (c *closure) machine(k *kept) {
 	if k == nil || c.machinesSeen[k] {
 		return
@@ -457,23 +456,23 @@ func (c *closure) machine(k *kept) {
 		c.instance(k.provider())
 	}
 	for e := range c.enrolledBy.all(name{"", k.namespace, k.name}) {
-		c.enrolment(e)
+		c.enrollment(e)
 	}
 }
 
-// enrolment collects an enrolment; nil is none.
-func (c *closure) enrolment(e *Enrolment) {
-	if e == nil || c.enrolmentsSeen[e] {
+// enrollment adds an enrollment; nil is ignored.
+func (c *closure) enrollment(e *Enrollment) {
+	if e == nil || c.enrollmentsSeen[e] {
 		return
 	}
-	c.enrolmentsSeen[e] = true
+	c.enrollmentsSeen[e] = true
 	own := *e
 	id := NormalProviderID(e.Spec.ExpectedProviderID)
 	standIn := e.Spec.MachineRef == nil
 	if standIn && id != "" {
 		own.node = c.node(id)
 	}
-	c.found.Enrolments = append(c.found.Enrolments, own)
+	c.found.Enrollments = append(c.found.Enrollments, own)
 	if standIn && id != "" {
 		c.instance(id)
 	}
@@ -484,7 +483,7 @@ func (c *closure) enrolment(e *Enrolment) {
 	}
 }
 
-// multimap holds mostly one value for a key.
+// multimap is a map to several values, compact if most keys have one.
 type multimap[K, V comparable] struct {
 	one  map[K]V
 	more map[K][]V

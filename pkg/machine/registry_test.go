@@ -16,14 +16,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// The registry answers as an index over everything does, whatever was put in and
-// taken out before: Machines that share instances and TPMs, mirrors, enrolments
-// of all sorts. There are few names, so that they meet.
-func TestRegistryAnswersAsTheIndex(t *testing.T) {
+// The registry has the same results as an index of everything, after any changes: Machines
+// that share instances and TPMs, mirrors, enrollments of all kinds. There are few names, so
+// that collisions occur.
+func TestRegistry_AgreesWithTheIndex(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
 		r := NewRegistry(nil)
-		machines, enrolments, nodes := map[string]Machine{}, map[string]Enrolment{}, map[string]string{}
+		machines, enrollments, nodes := map[string]Machine{}, map[string]Enrollment{}, map[string]string{}
 		for range 40 {
 			switch rnd.IntN(8) {
 			case 0:
@@ -33,15 +33,15 @@ func TestRegistryAnswersAsTheIndex(t *testing.T) {
 					break
 				}
 			case 1:
-				for k, e := range enrolments {
-					r.DeleteEnrolment(e.Namespace, e.Name)
-					delete(enrolments, k)
+				for k, e := range enrollments {
+					r.DeleteEnrollment(e.Namespace, e.Name)
+					delete(enrollments, k)
 					break
 				}
 			case 2, 3:
-				e := randomEnrolment(t, rnd)
-				r.PutEnrolment(e)
-				enrolments[e.Name] = e
+				e := randomEnrollment(t, rnd)
+				r.PutEnrollment(e)
+				enrollments[e.Name] = e
 			case 4:
 				node, id := fmt.Sprint("node", rnd.IntN(3)), randomProvider(rnd)
 				if rnd.IntN(2) == 0 {
@@ -60,11 +60,11 @@ func TestRegistryAnswersAsTheIndex(t *testing.T) {
 			m.NodeRef = joined(m.NodeRef, m.ProviderID, nodes)
 			all.Machines = append(all.Machines, m)
 		}
-		for _, e := range enrolments {
+		for _, e := range enrollments {
 			if e.Spec.MachineRef == nil {
 				e.node = joined("", e.Spec.ExpectedProviderID, nodes)
 			}
-			all.Enrolments = append(all.Enrolments, e)
+			all.Enrollments = append(all.Enrollments, e)
 		}
 		slices.SortFunc(all.Machines, func(a, b Machine) int { return len(a.UID) - len(b.UID) })
 		ix, _ := NewIndex(all, nil)
@@ -150,10 +150,10 @@ func randomMachine(rnd *rand.Rand) Machine {
 	return m
 }
 
-func randomEnrolment(t *testing.T, rnd *rand.Rand) Enrolment {
+func randomEnrollment(t *testing.T, rnd *rand.Rand) Enrollment {
 	i := rnd.IntN(4)
 	var a v1alpha1.MachineAttestation
-	a.Namespace, a.Name, a.UID = "ns", fmt.Sprint("enrolment-", i), types.UID(uidOf("e", i))
+	a.Namespace, a.Name, a.UID = "ns", fmt.Sprint("enrollment-", i), types.UID(uidOf("e", i))
 	a.CreationTimestamp = metav1.NewTime(modified)
 	if chance(rnd, 2) {
 		a.Spec.MachineRef = &v1alpha1.MachineReference{Name: fmt.Sprint("worker-", rnd.IntN(4))}
@@ -170,16 +170,16 @@ func randomEnrolment(t *testing.T, rnd *rand.Rand) Enrolment {
 		a.Spec.EKSHA256 = []string{ekText(randomEK(rnd))}
 	}
 	a.Spec.Quarantined = chance(rnd, 6)
-	e, err := NewEnrolment(a)
+	e, err := NewEnrollment(a)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return e
 }
 
-// A BareMetalHost enrols the TPM of the Machine that consumes it (FEATURES E12);
-// MAC and serial number are nothing that is looked at.
-func TestBareMetalHostEnrolsItsConsumer(t *testing.T) {
+// A BareMetalHost enrolls the TPM of the Machine that consumes it (status row E12). MAC
+// address and serial number are ignored.
+func TestBareMetalHost_EnrollsItsConsumer(t *testing.T) {
 	object := func(change func(o map[string]any)) map[string]any {
 		o := map[string]any{
 			"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
@@ -193,29 +193,29 @@ func TestBareMetalHostEnrolsItsConsumer(t *testing.T) {
 		return o
 	}
 	in, problems := FromObject(object(func(map[string]any) {}))
-	if len(problems) > 0 || len(in.Enrolments) != 1 {
+	if len(problems) > 0 || len(in.Enrollments) != 1 {
 		t.Fatalf("%v %v", in, problems)
 	}
 	r := NewRegistry(nil)
 	r.PutMachine(Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-1",
 		UID: "u", Created: modified, Pools: []string{"worker"}})
-	r.PutEnrolment(in.Enrolments[0])
+	r.PutEnrollment(in.Enrollments[0])
 	id, rules := Identity{EK: hash(t, ek1)}, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
 	if m, err := r.Match(id, rules); err != nil || m.UID != "u" {
 		t.Fatalf("%v, %v", m, err)
 	}
 	r.DeleteHost("ns", "rack7")
 	if _, err := r.Match(id, rules); code(err) != reason.EKNotEnrolled {
-		t.Errorf("the host is gone: %v", err)
+		t.Errorf("the host was deleted: %v", err)
 	}
 	for what, change := range map[string]func(o map[string]any){
-		"nobody consumes it": func(o map[string]any) { delete(o["spec"].(map[string]any), "consumerRef") },
+		"it has no consumer": func(o map[string]any) { delete(o["spec"].(map[string]any), "consumerRef") },
 		"the consumer is no Machine": func(o map[string]any) {
 			o["spec"].(map[string]any)["consumerRef"].(map[string]any)["kind"] = "Metal3Machine"
 		},
 		"no EK": func(o map[string]any) { delete(o["metadata"].(map[string]any), "annotations") },
 	} {
-		if in, problems := FromObject(object(change)); len(in.Enrolments) > 0 || len(problems) > 0 {
+		if in, problems := FromObject(object(change)); len(in.Enrollments) > 0 || len(problems) > 0 {
 			t.Errorf("%s: %v %v", what, in, problems)
 		}
 	}
@@ -226,28 +226,28 @@ func TestBareMetalHostEnrolsItsConsumer(t *testing.T) {
 	}
 }
 
-// The verifier's record, and what a newer verifier wrote into its status, are no
-// enrolment and no problem.
-func TestFromObjectPassesOverStatus(t *testing.T) {
+// The verifier's record, and a status by a newer verifier, are neither an enrollment nor a
+// problem.
+func TestFromObject_IgnoresTheStatus(t *testing.T) {
 	in, problems := FromObject(map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
 		"metadata": map[string]any{"namespace": "ns", "name": "u"},
 		"spec":     map[string]any{"machineRef": map[string]any{"name": "worker-1"}},
 		"status":   map[string]any{"fieldOfTomorrow": true},
 	})
-	if len(problems) > 0 || len(in.Enrolments) != 1 || !in.Enrolments[0].silent() {
+	if len(problems) > 0 || len(in.Enrollments) != 1 || !in.Enrollments[0].empty() {
 		t.Errorf("%v %v", in, problems)
 	}
 	in, problems = FromObject(map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
 		"metadata": map[string]any{"namespace": "ns", "name": v1alpha1.PendingPrefix + "0011223344556677"},
 	})
-	if len(problems) > 0 || len(in.Enrolments) != 0 {
+	if len(problems) > 0 || len(in.Enrollments) != 0 {
 		t.Errorf("one that waits: %v %v", in, problems)
 	}
 }
 
-// The cost of a question at 10, 1 000, 10 000 and 100 000 Machines.
+// The cost of a query at 10, 1 000, 10 000 and 100 000 Machines.
 func BenchmarkRegistryMatch(b *testing.B) {
 	for _, n := range []int{10, 1_000, 10_000, 100_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -272,8 +272,7 @@ func BenchmarkRegistryMatch(b *testing.B) {
 	}
 }
 
-// What a Machine costs in memory at 100 000 of them, those that have joined and so
-// have a Node.
+// The memory of one Machine among 100 000, and of one that has joined and has a Node.
 func BenchmarkRegistryMemory(b *testing.B) {
 	const n = 100_000
 	var before, after runtime.MemStats

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/json"
 )
 
-// Decode reads one of our own objects: a field that the type does not have is a problem.
+// Decode decodes an object of this project's API. Unknown fields are problems.
 func (d Document) Decode(into any) []Problem {
 	strict, err := json.UnmarshalStrict(d.json, into, json.DisallowUnknownFields)
 	if err != nil {
@@ -34,7 +34,7 @@ func (d Document) Decode(into any) []Problem {
 	return problems
 }
 
-// DecodeKnown reads a foreign object, of which into holds only the fields that matter to us.
+// DecodeKnown decodes a foreign object into a type that has only the needed fields.
 func (d Document) DecodeKnown(into any) []Problem {
 	if err := json.UnmarshalCaseSensitivePreserveInts(d.json, into); err != nil {
 		return []Problem{d.wrongType(err)}
@@ -42,19 +42,19 @@ func (d Document) DecodeKnown(into any) []Problem {
 	return nil
 }
 
-// wrongType explains a value that does not fit its field.
+// wrongType describes a value that does not have the field's type.
 func (d Document) wrongType(err error) Problem {
 	var wrong *gojson.UnmarshalTypeError
 	if errors.As(err, &wrong) {
 		field, line := d.fieldOf(wrong)
 		p := Problem{File: d.File, Line: line, What: fmt.Sprintf("%s is a %s", field, jsonName(wrong.Value)),
-			Want: "a " + typeName(wrong.Type) + " belongs here"}
+			Want: "a " + typeName(wrong.Type) + " is required"}
 		if wrong.Type.Kind() == reflect.String && wrong.Value != "object" && wrong.Value != "array" {
 			p.Want += "; put the value in quotes"
 		}
 		return p
 	}
-	// Types that read themselves (times, durations) name the value at best.
+	// Types with their own decoder (times, durations) name only the value.
 	p := Problem{File: d.File, Line: d.node.Line, What: err.Error()}
 	if _, value, ok := strings.Cut(err.Error(), `"`); ok {
 		if value, _, ok = strings.Cut(value, `"`); ok {
@@ -72,9 +72,9 @@ func (d Document) wrongType(err error) Problem {
 	return p
 }
 
-// fieldOf finds the field of a type error. The error's path has no indexes and
-// names embedded Go structs: the first value that is of the wrong kind counts,
-// and an element that is not in the document is passed over.
+// fieldOf finds the field of a type error, whose path has no indexes but names embedded Go
+// structs. It returns the first value of the wrong type, and skips path elements that are
+// not in the document.
 func (d Document) fieldOf(wrong *gojson.UnmarshalTypeError) (field string, line int) {
 	kind, _, _ := strings.Cut(wrong.Value, " ")
 	var walk func(n *yaml.Node, path, shown []string)
@@ -102,7 +102,7 @@ func (d Document) fieldOf(wrong *gojson.UnmarshalTypeError) (field string, line 
 	return field, line
 }
 
-// find is the line of the first scalar with this text.
+// find returns the line of the first scalar with this text.
 func find(n *yaml.Node, value string, depth int) int {
 	if n.Kind == yaml.ScalarNode && n.Value == value {
 		return n.Line
@@ -117,7 +117,7 @@ func find(n *yaml.Node, value string, depth int) int {
 	return 0
 }
 
-// writeJSON converts what it reads, and refuses what has no JSON form.
+// writeJSON writes n as JSON. It rejects what has no JSON form.
 func writeJSON(b *bytes.Buffer, file string, n *yaml.Node, depth int) *Problem {
 	refuse := func(at *yaml.Node, what, want string) *Problem {
 		return &Problem{File: file, Line: at.Line, What: what, Want: want}
@@ -126,7 +126,7 @@ func writeJSON(b *bytes.Buffer, file string, n *yaml.Node, depth int) *Problem {
 	case depth > maxDepth:
 		return refuse(n, "nested too deeply", fmt.Sprintf("at most %d levels", maxDepth))
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
-		return refuse(n, "an anchor or alias", "write the value out where it is used")
+		return refuse(n, "anchors and aliases are not supported", "repeat the value instead")
 	}
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -135,11 +135,11 @@ func writeJSON(b *bytes.Buffer, file string, n *yaml.Node, depth int) *Problem {
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key := n.Content[i]
 			if key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" || key.Anchor != "" {
-				return refuse(key, "a key that is not a string", "put it in quotes")
+				return refuse(key, "the key is not a string", "put it in quotes")
 			}
 			if first, ok := seen[key.Value]; ok {
-				return refuse(key, fmt.Sprintf("%q is here twice", key.Value),
-					fmt.Sprintf("the first is on line %d; keep one", first))
+				return refuse(key, fmt.Sprintf("%q is a duplicate key", key.Value),
+					fmt.Sprintf("the first is on line %d; remove one", first))
 			}
 			seen[key.Value] = key.Line
 			if i > 0 {
@@ -173,11 +173,11 @@ func writeJSON(b *bytes.Buffer, file string, n *yaml.Node, depth int) *Problem {
 			b.WriteString("null")
 		case "!!int", "!!float":
 			if !gojson.Valid([]byte(n.Value)) {
-				return refuse(n, fmt.Sprintf("%.64q is not a plain decimal number", n.Value), "put it in quotes if it is a text")
+				return refuse(n, fmt.Sprintf("%.64q is not a plain decimal number", n.Value), "put it in quotes if it is a string")
 			}
 			b.WriteString(n.Value)
 		default:
-			return refuse(n, fmt.Sprintf("a value with the tag %.64q", n.ShortTag()), "leave the tag out")
+			return refuse(n, fmt.Sprintf("the tag %.64q is not supported", n.ShortTag()), "remove the tag")
 		}
 	default:
 		return refuse(n, "not a value", "")
@@ -190,7 +190,7 @@ func writeString(b *bytes.Buffer, s string) {
 	b.Write(quoted)
 }
 
-// jsonKind is what encoding/json calls the node in a type error.
+// jsonKind returns the name of the node's type in an error of encoding/json.
 func jsonKind(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -233,7 +233,7 @@ func typeName(t reflect.Type) string {
 	return "number (" + t.Kind().String() + ")"
 }
 
-// known lists the fields that could stand where the unknown one does.
+// known suggests a field in place of an unknown one, or lists the known fields.
 func known(t reflect.Type, path string) string {
 	elements := strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
 	for i, e := range elements {
@@ -256,7 +256,7 @@ func known(t reflect.Type, path string) string {
 					return fmt.Sprintf("did you mean %q?", name)
 				}
 			}
-			return "known here: " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")
+			return "known fields: " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")
 		}
 		next, ok := names[e]
 		if !ok {
@@ -267,7 +267,7 @@ func known(t reflect.Type, path string) string {
 	return ""
 }
 
-// fields are the JSON names of a struct, those of inlined structs included.
+// fields returns the JSON names of a struct, including those of inlined structs.
 func fields(t reflect.Type) map[string]reflect.Type {
 	names := map[string]reflect.Type{}
 	for i := range t.NumField() {

@@ -1,19 +1,18 @@
-// Package manifest reads Kubernetes manifests from files, strictly, and says
-// where each fault is.
+// Package manifest parses Kubernetes manifests strictly and reports each problem with its
+// file and line. The policies, machines and rendered configs of files are read with it.
 //
-// A file is split into its YAML documents; a List counts as its items. Each
-// document becomes JSON and is decoded the way the API server decodes it:
-// field names are case-sensitive, and nothing is guessed. Refused, each with
-// file and line: anchors, aliases and merge keys, duplicate keys, keys that are
-// not strings, unknown fields (in our own kinds) and values of the wrong type.
+// A file is split into its YAML documents, and a List into its items. Each document is
+// converted to JSON and decoded as the API server does, with case-sensitive field names.
+// The package rejects anchors, aliases and merge keys, duplicate keys, keys that are not
+// strings, unknown fields (in this project's kinds) and values of the wrong type.
 //
-// Scalars follow YAML 1.2: only true and false are booleans. YAML 1.1, which
-// kubectl reads, takes an unquoted Off for one too; [Document.Unquoted] finds
-// such values, so that a checker can warn of them. In one thing MachineConfigs are
-// read as kubectl reads them: a number may be octal, as people write the mode of a file.
+// Scalars follow YAML 1.2: only true and false are booleans. kubectl reads YAML 1.1, in
+// which an unquoted Off is also one. [Document.Unquoted] finds such values, so that a
+// checker can warn. As an exception, MachineConfigs may have octal numbers as in kubectl,
+// because file modes are usually octal.
 //
-// The bytes come from an administrator. They are bounded all the same, and no
-// input may panic or hang.
+// The input comes from administrators. It is limited in size nevertheless, and no input
+// may cause a panic or an endless loop.
 package manifest
 
 import (
@@ -35,16 +34,16 @@ const (
 	maxDepth = 64
 )
 
-// Problem is one fault in one file, for the person who wrote it.
+// Problem is a problem in a file, for its author.
 type Problem struct {
 	File    string `json:"file"`
-	Line    int    `json:"line,omitempty"` // from 1; 0 is the file as a whole
-	What    string `json:"what"`           // what is wrong
-	Want    string `json:"want,omitempty"` // what would be right
+	Line    int    `json:"line,omitempty"` // from 1; 0 means the whole file
+	What    string `json:"what"`           // the problem
+	Want    string `json:"want,omitempty"` // how to fix it
 	Warning bool   `json:"warning,omitempty"`
 }
 
-// Error is "file:line: what is wrong; what would be right".
+// Error returns "file:line: problem; how to fix it".
 func (p Problem) Error() string {
 	s := p.File
 	if p.Line > 0 {
@@ -61,7 +60,7 @@ func (p Problem) Error() string {
 	return s
 }
 
-// Failed reports whether a problem is more than a warning.
+// Failed reports whether a problem is not just a warning.
 func Failed(problems []Problem) bool {
 	for _, p := range problems {
 		if !p.Warning {
@@ -81,12 +80,12 @@ type Document struct {
 	json []byte
 }
 
-// Split reads every object of a file. With an error among the problems the
-// documents are nil: half a file is no state to act on.
+// Split parses every object of a file. If a problem is an error, it returns no documents,
+// because a part of a file must not take effect.
 func Split(file string, raw []byte) ([]Document, []Problem) {
 	if len(raw) > MaxFile {
 		return nil, []Problem{{File: file, What: fmt.Sprintf("the file has %d bytes", len(raw)),
-			Want: fmt.Sprintf("at most %d are read; split it", MaxFile)}}
+			Want: fmt.Sprintf("at most %d are allowed; split it", MaxFile)}}
 	}
 	var docs []Document
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
@@ -110,22 +109,23 @@ func Split(file string, raw []byte) ([]Document, []Problem) {
 	}
 }
 
-// object is one document, or the items of a List.
+// object returns the document of n, or the items of a List.
 func object(file string, n *yaml.Node, list bool) ([]Document, *Problem) {
 	if n.Kind != yaml.MappingNode {
-		return nil, &Problem{File: file, Line: n.Line, What: "not an object",
-			Want: "each document is a mapping with apiVersion and kind"}
+		return nil, &Problem{File: file, Line: n.Line, What: "the document is not an object",
+			Want: "write a mapping with apiVersion and kind"}
 	}
 	d := Document{File: file, node: n}
 	d.APIVersion, d.Kind = field(n, "apiVersion"), field(n, "kind")
 	if d.APIVersion == "" || d.Kind == "" {
 		return nil, &Problem{File: file, Line: n.Line, What: "the object has no apiVersion or no kind",
-			Want: "both are strings at its top level"}
+			Want: "set both at the top level, as strings"}
 	}
 	if list && strings.HasSuffix(d.Kind, "List") {
 		items := child(n, "items")
 		if items == nil || items.Kind != yaml.SequenceNode {
-			return nil, &Problem{File: file, Line: n.Line, What: "a List without items", Want: "'items' is a list of objects"}
+			return nil, &Problem{File: file, Line: n.Line, What: "the List has no items",
+				Want: "'items' must be a list of objects"}
 		}
 		var docs []Document
 		for _, item := range items.Content {
@@ -151,7 +151,7 @@ func object(file string, n *yaml.Node, list bool) ([]Document, *Problem) {
 // machineConfigs is the API group in which numbers may be octal.
 const machineConfigs = "machineconfiguration.openshift.io"
 
-// decimal writes numbers in octal (0644, 0o644) as decimal ones.
+// decimal converts octal numbers (0644, 0o644) to decimal ones.
 func decimal(n *yaml.Node, depth int) {
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!int" && !json.Valid([]byte(n.Value)) {
 		if v, err := strconv.ParseInt(n.Value, 0, 64); err == nil {
@@ -165,8 +165,8 @@ func decimal(n *yaml.Node, depth int) {
 	}
 }
 
-// Object is the document of an object that did not come from a file. Its problems
-// have no line; their File says which object it is.
+// Object returns the document of an object that did not come from a file. Its problems have
+// no line; their File identifies the object.
 func Object(fields map[string]any) (Document, *Problem) {
 	apiVersion, _ := fields["apiVersion"].(string)
 	kind, _ := fields["kind"].(string)
@@ -178,14 +178,14 @@ func Object(fields map[string]any) (Document, *Problem) {
 	d := Document{File: kind + " " + name, APIVersion: apiVersion, Kind: kind, node: &yaml.Node{Kind: yaml.MappingNode}}
 	raw, err := json.Marshal(fields)
 	if err != nil {
-		return d, &Problem{File: d.File, What: "no JSON: " + err.Error()}
+		return d, &Problem{File: d.File, What: "convert to JSON: " + err.Error()}
 	}
 	d.json = raw
 	return d, nil
 }
 
-// Line is the line of the field at path ("spec.evidence[0].all"), or of its
-// nearest parent that is there.
+// Line returns the line of the field at path ("spec.evidence[0].all"), or of its nearest
+// existing parent.
 func (d Document) Line(path string) int {
 	n, line := d.node, d.node.Line
 	for path != "" && n != nil {
@@ -197,13 +197,13 @@ func (d Document) Line(path string) int {
 	return line
 }
 
-// Problem is a fault of the field at path.
+// Problem returns a problem of the field at path.
 func (d Document) Problem(path, what, want string) Problem {
 	return Problem{File: d.File, Line: d.Line(path), What: what, Want: want}
 }
 
-// Unquoted reports whether the field at path is written without quotes in a
-// form that YAML 1.1, and so kubectl, takes for a boolean.
+// Unquoted reports whether the field at path has an unquoted value that YAML 1.1, and so
+// kubectl, reads as a boolean.
 func (d Document) Unquoted(path string) bool {
 	n := d.node
 	for path != "" && n != nil {
@@ -219,8 +219,8 @@ func (d Document) Unquoted(path string) bool {
 	return false
 }
 
-// step goes one element down. A key may itself hold dots (an annotation), so
-// the longest key that fits is taken.
+// step descends by one path element. A key may contain dots (an annotation), so step uses
+// the longest matching key.
 func step(n *yaml.Node, path string) (*yaml.Node, string) {
 	path = strings.TrimPrefix(path, ".")
 	switch n.Kind {
@@ -239,7 +239,7 @@ func step(n *yaml.Node, path string) (*yaml.Node, string) {
 			if !ok || len(key) < longest || key == "" || rest != "" && rest[0] != '.' && rest[0] != '[' {
 				continue
 			}
-			// A scalar counts where it stands; a block counts from its key.
+			// The line of a scalar is its own; the line of a block is that of its key.
 			found, longest = n.Content[i+1], len(key)
 			if found.Kind != yaml.ScalarNode {
 				at := *found
@@ -263,7 +263,7 @@ func child(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// field is a string at the top level; anything else counts as absent.
+// field returns a string at the top level, or "".
 func field(n *yaml.Node, key string) string {
 	if c := child(n, key); c != nil && c.Kind == yaml.ScalarNode && c.ShortTag() == "!!str" {
 		return c.Value
@@ -275,10 +275,10 @@ func empty(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag()
 
 var lineInError = regexp.MustCompile(`line (\d+)(?:, column \d+)?: `)
 
-// syntax turns the parser's error into a problem.
+// syntax converts the parser's error to a problem.
 func syntax(file string, err error) Problem {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	p := Problem{File: file, Want: "the file is YAML; look for wrong indentation, a tab, or a quote that is not closed"}
+	p := Problem{File: file, Want: "check for wrong indentation, a tab, or an unclosed quote"}
 	if m := lineInError.FindStringSubmatchIndex(text); m != nil {
 		p.Line, _ = strconv.Atoi(text[m[2]:m[3]])
 		text = text[:m[0]] + text[m[1]:]

@@ -59,41 +59,41 @@ func TestDecodeFindsTheFault(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ old, new, want string }{
 		"an unknown field": {"  uses: 3", "  usages: 3",
-			`dir/thing.yaml:10: unknown field "spec.usages"; known here: life, mode, names, sets, until, uses`},
+			`dir/thing.yaml:10: unknown field "spec.usages"; known fields: life, mode, names, sets, until, uses`},
 		"a field in the wrong case": {"  uses: 3", "  Uses: 3",
 			`dir/thing.yaml:10: unknown field "spec.Uses"; did you mean "uses"?`},
 		"an unknown field in a list": {"  - all: [b]", "  - any: [b]",
-			`dir/thing.yaml:16: unknown field "spec.sets[1].any"; known here: all`},
+			`dir/thing.yaml:16: unknown field "spec.sets[1].any"; known fields: all`},
 		"a field twice": {"  uses: 3", "  uses: 3\n  uses: 4",
-			`dir/thing.yaml:11: "uses" is here twice; the first is on line 10; keep one`},
+			`dir/thing.yaml:11: "uses" is a duplicate key; the first is on line 10; remove one`},
 		"a number for a text": {"mode: Enforce", "mode: 7",
-			"dir/thing.yaml:9: spec.mode is a number; a string belongs here; put the value in quotes"},
+			"dir/thing.yaml:9: spec.mode is a number; a string is required; put the value in quotes"},
 		"a text for a number": {"uses: 3", "uses: three",
-			"dir/thing.yaml:10: spec.uses is a string; a number (int32) belongs here"},
-		"a text for a list": {"names: [a, b]", "names: a", "dir/thing.yaml:11: spec.names is a string; a list belongs here"},
+			"dir/thing.yaml:10: spec.uses is a string; a number (int32) is required"},
+		"a text for a list": {"names: [a, b]", "names: a", "dir/thing.yaml:11: spec.names is a string; a list is required"},
 		"a number in a list of texts": {"- all: [b]", "- all: [1]",
-			"dir/thing.yaml:16: spec.sets.all is a number; a string belongs here; put the value in quotes"},
+			"dir/thing.yaml:16: spec.sets.all is a number; a string is required; put the value in quotes"},
 		"a duration without a unit": {"life: 10m", `life: "10"`, "dir/thing.yaml:12: "},
 		"a time that is none":       {"until: 2026-11-21T04:00:00Z", "until: tomorrow", "dir/thing.yaml:13: "},
 		"an alias": {"mode: Enforce", "mode: &a Enforce",
-			"dir/thing.yaml:9: an anchor or alias; write the value out where it is used"},
-		"a merge key": {"mode: Enforce", "<<: {mode: Enforce}", "dir/thing.yaml:9: a key that is not a string"},
+			"dir/thing.yaml:9: anchors and aliases are not supported; repeat the value instead"},
+		"a merge key": {"mode: Enforce", "<<: {mode: Enforce}", "dir/thing.yaml:9: the key is not a string"},
 		"a key that is a number": {"mode: Enforce", "7: Enforce",
-			"dir/thing.yaml:9: a key that is not a string; put it in quotes"},
+			"dir/thing.yaml:9: the key is not a string; put it in quotes"},
 		"an octal number":  {"uses: 3", "uses: 0o17", `dir/thing.yaml:10: "0o17" is not a plain decimal number`},
-		"a tag of its own": {"mode: Enforce", "mode: !binary aGk=", "dir/thing.yaml:9: a value with the tag"},
+		"a tag of its own": {"mode: Enforce", "mode: !binary aGk=", "dir/thing.yaml:9: the tag"},
 		"a tab":            {"  uses: 3", "\tuses: 3", "not YAML"},
 		"no kind": {"kind: Thing", "# none",
 			"dir/thing.yaml:2: the object has no apiVersion or no kind"},
 		"a kind that is not a text":     {"kind: Thing", "kind: [Thing]", "the object has no apiVersion or no kind"},
-		"a list in place of the object": {good, "- a\n- b\n", "dir/thing.yaml:1: not an object"},
+		"a list in place of the object": {good, "- a\n- b\n", "dir/thing.yaml:1: the document is not an object"},
 		"nesting without end": {"names: [a, b]", "names: " + strings.Repeat("[", 80) + strings.Repeat("]", 80),
 			"nested too deeply"},
 		"an annotation that is not a text": {`"x"`, "5", "metadata.annotations"},
 		"an unknown field in the metadata": {"  name: one", "  nom: one", `unknown field "metadata.nom"`},
-		"a List without items":             {"kind: Thing", "kind: ThingList", "a List without items"},
+		"a List without items":             {"kind: Thing", "kind: ThingList", "the List has no items"},
 		"a boolean for a text": {"mode: Enforce", "mode: true",
-			"spec.mode is a boolean; a string belongs here; put the value in quotes"},
+			"spec.mode is a boolean; a string is required; put the value in quotes"},
 		"a number too large for its field":  {"uses: 3", "uses: 99999999999", "spec.uses"},
 		"a second document that is garbage": {good, good + "---\n]", "not YAML"},
 	} {
@@ -119,7 +119,7 @@ func TestSplit(t *testing.T) {
 		count int
 	}{
 		"an empty file":               {"", 0},
-		"comments alone":              {"# nothing\n---\n# nothing\n", 0},
+		"only comments":               {"# nothing\n---\n# nothing\n", 0},
 		"several documents":           {good + "---\n" + good + "---\n", 2},
 		"a List counts as its items":  {"apiVersion: v1\nkind: List\nitems:\n" + item + item, 2},
 		"JSON is YAML":                {`{"apiVersion":"v1","kind":"Thing"}`, 1},
@@ -157,8 +157,8 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// What 'oc apply' takes for a file's mode.
-func TestNumbersInOctalOfAMachineConfig(t *testing.T) {
+// Notations that 'oc apply' accepts for a file's mode.
+func TestSplit_ConvertsOctalNumbersOfMachineConfigs(t *testing.T) {
 	const thing = "apiVersion: GROUP/v1\nkind: MachineConfig\nspec: {mode: MODE}\n"
 	for _, c := range []struct{ group, mode, want string }{
 		{"machineconfiguration.openshift.io", "420", "420"},

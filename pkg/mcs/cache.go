@@ -13,16 +13,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// Cache keeps answers by their content: what is the same render with the same additions
-// is made once, whoever brings it and however often. The zero value works.
+// Cache caches answers by content, so that each is made only once. The zero value is ready
+// to use.
 type Cache struct {
-	// Limit is how many bytes of answers are kept. Default 64 MiB. What is not kept is
-	// made again when it is asked for; the newest answer is always kept.
+	// Limit is the maximum size of all answers in bytes. Default 64 MiB. Evicted answers are
+	// made again when needed. The newest answer is always kept.
 	Limit int
 
 	mu    sync.Mutex
 	known map[key]*version
-	made  list.List // of *version, the last used first
+	made  list.List // of *version, most recently used first
 	bytes int
 }
 
@@ -35,7 +35,7 @@ type key struct {
 	version specversion.Version
 }
 
-// Answers are what the server answers for one render, in every version.
+// Answers are the server's responses for one rendered config, in every version.
 type Answers struct {
 	cache  *Cache
 	render *render.Rendered
@@ -43,24 +43,24 @@ type Answers struct {
 	sum    digest
 }
 
-// version is one answer. Its result is written once, before done is closed.
+// version is one response. Its result is written once, before done is closed.
 type version struct {
 	key    key
 	done   chan struct{}
 	config *gate.Rendered
 	err    error
 
-	place *list.Element // under the cache's lock, as is size
+	place *list.Element // guarded by the cache's lock, like size
 	size  int
 }
 
-// newest is what a config is rendered in.
+// newest is the version in which configs are rendered.
 var newest = specversion.Version{Major: 3, Minor: 5}
 
-// Answers are those for a render with additions, which must not change afterwards.
-// What cannot be answered in the newest version is an error, a denial, so that
-// whoever has a good one can keep it. It costs a digest of both: call it when one of
-// them changed, not for every request.
+// Answers returns the answers for a render with additions, which must not change
+// afterwards. It returns a denial if there is no answer in the newest version, so that the
+// caller can keep an older render. It computes a digest of both, so call it only when one
+// of them changed, not for every request.
 func (c *Cache) Answers(r *render.Rendered, x Extras) (*Answers, error) {
 	sum, err := content(r, x)
 	if err != nil {
@@ -73,9 +73,9 @@ func (c *Cache) Answers(r *render.Rendered, x Extras) (*Answers, error) {
 	return a, nil
 }
 
-// For is the answer for a client that accepts these versions. The error is a denial:
-// [reason.Malformed] where the server has no version that the client asks for,
-// [reason.ConfigUnavailable] where the config cannot be had in the version it chose.
+// For returns the answer for a client that accepts these versions. The error is a denial:
+// [reason.Malformed] if the server supports none of them, [reason.ConfigUnavailable] if
+// the config cannot be converted to the negotiated one.
 func (a *Answers) For(accept specversion.Accept) (*gate.Rendered, error) {
 	to, err := accept.Negotiate()
 	if err != nil {
@@ -85,7 +85,7 @@ func (a *Answers) For(accept specversion.Accept) (*gate.Rendered, error) {
 }
 
 func (a *Answers) in(to specversion.Version) (*gate.Rendered, error) {
-	v, mine := a.cache.take(key{a.sum, to})
+	v, mine := a.cache.entry(key{a.sum, to})
 	if mine {
 		a.fill(v)
 	}
@@ -93,12 +93,12 @@ func (a *Answers) in(to specversion.Version) (*gate.Rendered, error) {
 	return v.config, v.err
 }
 
-// fill makes an answer, a refusal as much as a config.
+// fill computes an answer, which may be a denial.
 func (a *Answers) fill(v *version) {
-	// Those that wait must not wait for ever, whatever happens here.
-	v.err = reason.Deny(reason.ConfigUnavailable, "pool %s, spec %s: it was not made", a.render.Pool, v.key.version)
+	// Other callers wait for done, so it must be closed even after a panic.
+	v.err = reason.Deny(reason.ConfigUnavailable, "pool %s, spec %s: conversion failed", a.render.Pool, v.key.version)
 	defer func() {
-		a.cache.keep(v)
+		a.cache.add(v)
 		close(v.done)
 	}()
 	raw, err := Config(a.render, a.extras, v.key.version)
@@ -115,8 +115,8 @@ func (a *Answers) fill(v *version) {
 	v.config, v.err = config, nil
 }
 
-// take finds an answer, or a place for it that the caller has to fill.
-func (c *Cache) take(k key) (v *version, mine bool) {
+// entry returns the entry for a key. If mine is set, it is new and the caller must fill it.
+func (c *Cache) entry(k key) (v *version, mine bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if v = c.known[k]; v != nil {
@@ -133,8 +133,8 @@ func (c *Cache) take(k key) (v *version, mine bool) {
 	return v, true
 }
 
-// keep counts an answer that was made, and lets go of those that were not used for longest.
-func (c *Cache) keep(v *version) {
+// add counts a filled entry, and evicts the least recently used ones.
+func (c *Cache) add(v *version) {
 	limit := c.Limit
 	if limit <= 0 {
 		limit = defaultLimit
@@ -142,7 +142,7 @@ func (c *Cache) keep(v *version) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	v.place = c.made.PushFront(v)
-	// What is kept beside the answer's own bytes, so that refusals are bounded, too.
+	// An estimate of the overhead, so that denials count, too.
 	v.size += 4 << 10
 	c.bytes += v.size
 	for c.bytes > limit && c.made.Len() > 1 {
@@ -152,7 +152,7 @@ func (c *Cache) keep(v *version) {
 	}
 }
 
-// content is the digest of all that goes into an answer.
+// content returns a digest of all input of an answer.
 func content(r *render.Rendered, x Extras) (digest, error) {
 	mc, err := json.Marshal(r.Config)
 	if err != nil {

@@ -40,7 +40,7 @@ func ask(t testing.TB, c *mcs.Cache, r func() (*mcs.Answers, error), version str
 	return got
 }
 
-func TestTheSameContentIsMadeOnce(t *testing.T) {
+func TestCache_MakesEachContentOnce(t *testing.T) {
 	var c mcs.Cache
 	fresh := func() (*mcs.Answers, error) { return c.Answers(worker(ignition), extras()) }
 	const clients = 32
@@ -65,7 +65,7 @@ func TestTheSameContentIsMadeOnce(t *testing.T) {
 			t.Fatalf("client %d has an answer of its own", i)
 		}
 	}
-	// A client that is newer than the server has the server's newest.
+	// A client that is newer than the server receives the server's newest version.
 	if ask(t, &c, fresh, "3.6.0") != ask(t, &c, fresh, "3.5.0") {
 		t.Error("two answers of one version")
 	}
@@ -74,8 +74,8 @@ func TestTheSameContentIsMadeOnce(t *testing.T) {
 	}
 }
 
-// Whatever changes makes another answer: each field in turn.
-func TestAnyChangeIsAnotherAnswer(t *testing.T) {
+// A change of any field leads to another response.
+func TestCache_DistinguishesContent(t *testing.T) {
 	var c mcs.Cache
 	seen := map[*gate.Rendered]string{}
 	add := func(name string, fresh func() (*mcs.Answers, error)) {
@@ -118,8 +118,8 @@ func TestAnyChangeIsAnotherAnswer(t *testing.T) {
 	})
 }
 
-// Bytes that move from one field to the next are other bytes.
-func TestFieldsDoNotRunTogether(t *testing.T) {
+// Moving bytes from one field to the next changes the digest.
+func TestContent_SeparatesFields(t *testing.T) {
 	var c mcs.Cache
 	x, y := extras(), extras()
 	x.KubeletCA, x.CloudCA = []byte("ab"), []byte("c")
@@ -130,7 +130,7 @@ func TestFieldsDoNotRunTogether(t *testing.T) {
 	}
 }
 
-func TestWhatIsKeptIsBounded(t *testing.T) {
+func TestCache_IsLimited(t *testing.T) {
 	c := mcs.Cache{Limit: 64 << 10}
 	pool := func(i int) func() (*mcs.Answers, error) {
 		return func() (*mcs.Answers, error) {
@@ -145,7 +145,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	}
 	for i := 1; i < 10; i++ {
 		ask(t, &c, pool(i), "3.5.0")
-		// The first is in use all the time.
+		// The first one is used all the time.
 		if ask(t, &c, pool(0), "3.5.0") != first {
 			t.Fatalf("after %d others, the one that is in use was made again", i)
 		}
@@ -157,14 +157,14 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	if ask(t, &c, pool(1), "3.5.0") == second {
 		t.Error("ten answers of 20 kB are kept in 64 kB")
 	}
-	// One that is larger than all the room is served nevertheless.
+	// A response that is larger than the limit is served nevertheless.
 	small := mcs.Cache{Limit: 1}
 	if ask(t, &small, func() (*mcs.Answers, error) { return small.Answers(worker(ignition), extras()) }, "3.5.0") == nil {
 		t.Error("no answer")
 	}
 }
 
-func TestARefusalIsMadeOnceToo(t *testing.T) {
+func TestCache_CachesDenials(t *testing.T) {
 	var c mcs.Cache
 	a, err := c.Answers(worker(strings.Replace(ignition, `"storage":{`,
 		`"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, 1)), extras())
@@ -173,7 +173,7 @@ func TestARefusalIsMadeOnceToo(t *testing.T) {
 	}
 	_, first := a.For(specversion.ParseAccept(accepts("3.1.0")))
 	_, second := a.For(specversion.ParseAccept(accepts("3.1.0")))
-	//nolint:errorlint // the same value, which was kept
+	//nolint:errorlint // the same cached value
 	if first == nil || first != second || reason.From(first).Code != reason.ConfigUnavailable {
 		t.Errorf("%v, then %v", first, second)
 	}
@@ -182,8 +182,8 @@ func TestARefusalIsMadeOnceToo(t *testing.T) {
 	}
 }
 
-// Who asks for the answers of something broken learns it at once, and keeps what it has.
-func TestWhatCannotBeServedHasNoAnswers(t *testing.T) {
+// A caller gets the error for an invalid render immediately, and can keep its old answers.
+func TestAnswers_RejectAnUnservableRender(t *testing.T) {
 	var c mcs.Cache
 	noServer := extras()
 	noServer.APIServer = ""
@@ -203,10 +203,10 @@ func TestWhatCannotBeServedHasNoAnswers(t *testing.T) {
 	}
 }
 
-// TestNegotiation_A26 is the table of what a client gets that asks with a header:
-// the Machine Config Server's statuses and versions. Two differ, and both are the
-// operator's to mend while the client tries again: what cannot be converted is 503
-// where the server says 500, and 3.0, which it says it has, is served.
+// TestNegotiation_A26 compares the responses by Accept header with the Machine Config
+// Server's statuses and versions. There are two intended differences: a config that cannot
+// be converted is 503 instead of 500, so that clients try again, and 3.0 is served, which
+// the server only advertises.
 func TestNegotiation_A26(t *testing.T) {
 	var c mcs.Cache
 	luks := strings.Replace(ignition, `"storage":{`, `"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, 1)
@@ -267,7 +267,7 @@ func TestNegotiation_A26(t *testing.T) {
 	}
 }
 
-// none has no tokens.
+// none is a verifier that accepts no token.
 type none struct{}
 
 func (none) Verify(time.Time, []byte) (token.Claims, error) {
@@ -303,7 +303,7 @@ func BenchmarkCache(b *testing.B) {
 		}
 	})
 	for _, v := range all {
-		b.Run("made anew "+v.String(), func(b *testing.B) {
+		b.Run("made again "+v.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, err := mcs.Config(worker(big), extras(), v); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// kubeconfig is the file as the Machine Config Server writes it: one cluster, one
-// user with a token, one context.
+// kubeconfig is the file as the Machine Config Server writes it: one cluster, one user with
+// a token, one context.
 type kubeconfig struct {
 	Clusters       []namedCluster `json:"clusters"`
 	Contexts       []namedContext `json:"contexts"`
@@ -44,13 +44,14 @@ type namedUser struct {
 	} `json:"user"`
 }
 
-// kubeconfig is what the kubelet bootstraps with; empty: there is none.
+// kubeconfig returns the kubelet's bootstrap kubeconfig, or an empty one if there is none.
 func (x Extras) kubeconfig() (secret.Bytes, error) {
 	if !x.Kubeconfig.Empty() || x.Token.Empty() {
 		return x.Kubeconfig, nil
 	}
 	if x.APIServer == "" {
-		return secret.Bytes{}, errors.New("kubeconfig: there is a bootstrap token, but no URL of the API server")
+		return secret.Bytes{}, errors.New(
+			"make the kubeconfig: the bootstrap token exists, but the URL of the API server is unknown")
 	}
 	var k kubeconfig
 	k.Clusters = []namedCluster{{Name: "local", Cluster: cluster{Server: x.APIServer, CertificateAuthorityData: x.CA}}}
@@ -61,7 +62,7 @@ func (x Extras) kubeconfig() (secret.Bytes, error) {
 	k.CurrentContext = "kubelet"
 	raw, err := yaml.Marshal(k)
 	if err != nil {
-		return secret.Bytes{}, fmt.Errorf("kubeconfig: %w", err)
+		return secret.Bytes{}, fmt.Errorf("make the kubeconfig: %w", err)
 	}
 	return secret.New(raw), nil
 }

@@ -1,26 +1,25 @@
-// Package mcs makes what the Machine Config Server answers: the rendered config of a
-// pool with what the server adds to it when it is asked, in each version of the
-// config specification.
+// Package mcs creates the Machine Config Server's responses: the rendered config of a pool
+// with the server's additions, in each version of the config specification. A verifier
+// that renders configs itself serves them.
 //
 // [Config] adds, in the server's order:
 //
-//   - a client below spec 3.3 reads no kernel arguments in an Ignition config: they
-//     move into the MachineConfig, from where the machine-config-daemon takes them on
-//     first boot. What should not exist has no place there and is refused;
+//   - the kernel arguments, for a client below spec 3.3, whose Ignition does not know
+//     them. They move to the MachineConfig, and the machine-config-daemon applies them on
+//     first boot. Arguments that should not exist cannot move there and are an error;
 //   - the newest CAs of the ControllerConfig, of the API server and of the cloud's
-//     endpoints, in the place of the config's own files or as new ones;
+//     endpoints. They replace the config's own files or are new files;
 //   - the node's annotations, with the name of the rendered MachineConfig;
-//   - the kubeconfig that the kubelet bootstraps with, which a pre-approved config
-//     never has;
-//   - the whole MachineConfig, for those that look for drift; without a kubeconfig that
-//     it may have;
+//   - the kubelet's bootstrap kubeconfig, except in a pre-approved config;
+//   - the whole MachineConfig, for debugging, without a kubeconfig that it may contain;
 //   - the CAs of registries, on the bootstrap host;
-//   - last the MachineConfig without its Ignition config: what Ignition does not do.
+//   - finally the MachineConfig without its Ignition config: everything that Ignition does
+//     not do.
 //
-// A file that a MachineConfig has at one of these paths gives way: of two for one path
-// Ignition would take neither. A config is then converted to the version that was negotiated (package convert).
+// These files replace files of a MachineConfig at the same paths, because Ignition rejects
+// duplicates. The config is then converted to the negotiated version (package convert).
 //
-// [Cache] makes each of these once, for all that ask.
+// [Cache] creates each response once for all clients.
 package mcs
 
 import (
@@ -42,7 +41,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion/convert"
 )
 
-// Where the files go.
+// Paths of the files.
 const (
 	KubeletCAPath       = "/etc/kubernetes/kubelet-ca.crt"
 	CloudCAPath         = "/etc/kubernetes/static-pod-resources/configmaps/cloud-config/ca-bundle.pem"
@@ -53,34 +52,34 @@ const (
 	EncapsulatedPath    = "/etc/ignition-machine-config-encapsulated.json"
 )
 
-// Extras are what the server adds to a pool's rendered config. The zero value adds
-// what needs nothing: the annotations and the MachineConfig.
+// Extras are the server's additions to a pool's rendered config. With the zero value, only
+// the annotations and the MachineConfig are added.
 type Extras struct {
-	// Kubeconfig is the whole file, as on the bootstrap host. Empty: it is made of
-	// APIServer, CA and Token; without a Token there is none.
+	// Kubeconfig is the whole file, as on the bootstrap host. If it is empty, the file is
+	// made from APIServer, CA and Token. Without a Token there is none.
 	Kubeconfig secret.Bytes
 	// APIServer is the URL of the API server, https://api-int.CLUSTER:6443.
 	APIServer string
 	// CA is the API server's CA bundle, in PEM.
 	CA []byte
-	// Token is the bootstrap credential that all machines share. With a credential of
-	// the machine's own it is what that one takes the place of.
+	// Token is the bootstrap credential that all machines share. The gate replaces it if the
+	// machine has its own.
 	Token secret.Bytes
 
-	// KubeletCA and CloudCA are the ControllerConfig's kubeAPIServerServingCAData
-	// and cloudProviderCAData. Empty: the config's own files stay.
+	// KubeletCA and CloudCA are the ControllerConfig's kubeAPIServerServingCAData and
+	// cloudProviderCAData. If one is empty, the config's own file is unchanged.
 	KubeletCA []byte
 	CloudCA   []byte
 
-	// OSImage is the image that was built for the pool (image mode); empty: none was.
+	// OSImage is the image that was built for the pool (image mode), or "".
 	OSImage string
 
-	// Registries are CAs by the host of the registry, in PEM. Bootstrap only.
+	// Registries are the CAs of registries. Only the bootstrap host has them.
 	Registries []RegistryCA
 }
 
-// FromController sets what the ControllerConfig has of the cluster: CAs, and the URL of
-// the API server. It may be nil.
+// FromController sets the fields that the ControllerConfig has: CAs, and the URL of the API
+// server. c may be nil.
 func (x *Extras) FromController(c *mcfgv1.ControllerConfig) {
 	if c == nil {
 		return
@@ -91,14 +90,14 @@ func (x *Extras) FromController(c *mcfgv1.ControllerConfig) {
 	}
 }
 
-// RegistryCA is the CA of one registry's certificate.
+// RegistryCA is the CA of one registry, in PEM.
 type RegistryCA struct {
 	Host string
 	PEM  []byte
 }
 
-// Config is the Machine Config Server's answer of spec version to, in JSON. The error
-// is a denial: [reason.ConfigUnavailable], naming the field that the version lacks.
+// Config returns the Machine Config Server's response in spec version to, as JSON. The error
+// is a denial, [reason.ConfigUnavailable], which names the field that the version lacks.
 func Config(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error) {
 	raw, err := build(r, x, to)
 	if err != nil {
@@ -109,12 +108,12 @@ func Config(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error
 
 func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error) {
 	if r.Config == nil {
-		return nil, errors.New("there is no MachineConfig")
+		return nil, errors.New("the MachineConfig is missing")
 	}
 	mc := r.Config.DeepCopy()
 	config, err := convert.Parse(mc.Spec.Config.Raw)
 	if err != nil {
-		return nil, fmt.Errorf("the rendered config %s: %w", mc.Name, err)
+		return nil, fmt.Errorf("parse the rendered config %s: %w", mc.Name, err)
 	}
 	if err := withoutCredential(mc, config); err != nil {
 		return nil, err
@@ -138,8 +137,8 @@ func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error)
 	return convert.From35(config, to)
 }
 
-// withoutCredential takes a kubeconfig that a MachineConfig brings out of what is kept
-// for debugging: there nothing would exchange its token for the machine's own.
+// withoutCredential removes a MachineConfig's kubeconfig from the copy for debugging, in
+// which its token would not be replaced by the machine's own.
 func withoutCredential(mc *mcfgv1.MachineConfig, config types.Config) error {
 	is := func(f types.File) bool { return f.Path == KubeconfigPath }
 	if !slices.ContainsFunc(config.Storage.Files, is) {
@@ -148,7 +147,7 @@ func withoutCredential(mc *mcfgv1.MachineConfig, config types.Config) error {
 	config.Storage.Files = slices.DeleteFunc(slices.Clone(config.Storage.Files), is)
 	raw, err := json.Marshal(config)
 	if err != nil {
-		return fmt.Errorf("MachineConfig %s: %w", mc.Name, err)
+		return fmt.Errorf("encode MachineConfig %s: %w", mc.Name, err)
 	}
 	mc.Spec.Config.Raw = raw
 	return nil
@@ -157,8 +156,8 @@ func withoutCredential(mc *mcfgv1.MachineConfig, config types.Config) error {
 // kernelArgumentsBack moves the kernel arguments from the Ignition config to the MachineConfig.
 func kernelArgumentsBack(config *types.Config, mc *mcfgv1.MachineConfig) error {
 	if n := len(config.KernelArguments.ShouldNotExist); n > 0 {
-		return fmt.Errorf("kernelArguments.shouldNotExist: this version has no kernel arguments, and a MachineConfig has "+
-			"no place for %q", config.KernelArguments.ShouldNotExist[0])
+		return fmt.Errorf("kernelArguments.shouldNotExist: neither this version nor a MachineConfig supports %q",
+			config.KernelArguments.ShouldNotExist[0])
 	}
 	for _, a := range config.KernelArguments.ShouldExist {
 		mc.Spec.KernelArguments = append(mc.Spec.KernelArguments, string(a))
@@ -173,7 +172,7 @@ type added struct {
 	data []byte
 }
 
-// additions are the files that the server adds, in its order. It changes mc.
+// additions returns the files that the server adds, in its order. It modifies mc.
 func additions(r *render.Rendered, x Extras, mc *mcfgv1.MachineConfig, to specversion.Version) ([]added, error) {
 	annotations, err := nodeAnnotations(mc.Name, x.OSImage)
 	if err != nil {
@@ -194,25 +193,25 @@ func additions(r *render.Rendered, x Extras, mc *mcfgv1.MachineConfig, to specve
 	}
 	whole, err := json.MarshalIndent(mc, "", "    ")
 	if err != nil {
-		return nil, fmt.Errorf("MachineConfig %s: %w", mc.Name, err)
+		return nil, fmt.Errorf("encode MachineConfig %s: %w", mc.Name, err)
 	}
 	add = append(add, added{ContentPath, whole})
 	for _, ca := range x.Registries {
 		if ca.Host == "" || strings.HasPrefix(ca.Host, ".") || strings.ContainsAny(ca.Host, "/\x00") {
-			return nil, fmt.Errorf("CA of a registry: %.80q is no host", ca.Host)
+			return nil, fmt.Errorf("add the CA of a registry: %.80q is not a host", ca.Host)
 		}
 		add = append(add, added{RegistryCADir + ca.Host + "/ca.crt", ca.PEM})
 	}
-	// The machine-config-daemon of an old boot image accepts only the versions of its time.
+	// The machine-config-daemon of an old boot image accepts only versions that it knows.
 	mc.Spec.Config.Raw = fmt.Appendf(nil, `{"ignition":{"version":%q}}`, to)
 	rest, err := json.Marshal(mc)
 	if err != nil {
-		return nil, fmt.Errorf("MachineConfig %s: %w", mc.Name, err)
+		return nil, fmt.Errorf("encode MachineConfig %s: %w", mc.Name, err)
 	}
 	return append(add, added{EncapsulatedPath, rest}), nil
 }
 
-// The annotations of a Node that say which config it has, from the machine-config-operator.
+// The annotations of a Node with its config, as in the machine-config-operator.
 const (
 	annotationPrefix = "machineconfiguration.openshift.io/"
 	stateDone        = "Done"
@@ -232,7 +231,7 @@ func nodeAnnotations(rendered, image string) ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// replace gives the file at path other contents, or adds it. No data: nothing changes.
+// replace sets the contents of the file at path, or adds it. Without data it does nothing.
 func replace(config *types.Config, path string, data []byte) {
 	if len(data) == 0 {
 		return
@@ -242,11 +241,11 @@ func replace(config *types.Config, path string, data []byte) {
 		config.Storage.Files = append(config.Storage.Files, file(path, data))
 		return
 	}
-	// All of it: the old contents' compression and digest are not the new ones'.
+	// The whole Resource, because compression and digest do not match the new contents.
 	config.Storage.Files[i].Contents = types.Resource{Source: dataURL(data)}
 }
 
-// file is one as the server adds them.
+// file returns a file as the server adds it.
 func file(path string, data []byte) types.File {
 	return types.File{
 		Node: types.Node{Path: path, Overwrite: util.BoolToPtr(true)},

@@ -29,7 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
 const ignition = `{"ignition":{"version":"3.5.0"},
  "passwd":{"users":[{"name":"core","sshAuthorizedKeys":["ssh-ed25519 AAAA"]}]},
@@ -38,7 +38,7 @@ const ignition = `{"ignition":{"version":"3.5.0"},
   {"path":"/etc/kubernetes/kubelet.conf","contents":{"source":"data:,kind%3A%20KubeletConfiguration"},"mode":420,"overwrite":true}]},
  "systemd":{"units":[{"name":"kubelet.service","enabled":true,"contents":"[Service]\nExecStart=/usr/bin/kubelet\n[Install]\nWantedBy=multi-user.target\n"}]}}`
 
-// worker is a pool's render with config as its Ignition config.
+// worker returns a pool's render with this Ignition config.
 func worker(config string) *render.Rendered {
 	return &render.Rendered{Pool: "worker", Config: &mcfgv1.MachineConfig{
 		ObjectMeta: metav1.ObjectMeta{Name: "rendered-worker-0123456789abcdef0123456789abcdef"},
@@ -77,7 +77,7 @@ func answer(t testing.TB, r *render.Rendered, x mcs.Extras, to specversion.Versi
 	return c
 }
 
-// file is what is in a config's file; it must be there once.
+// file returns the contents of a config's file, which must exist once.
 func file(t testing.TB, c types.Config, path string) string {
 	t.Helper()
 	var found []types.File
@@ -87,7 +87,7 @@ func file(t testing.TB, c types.Config, path string) string {
 		}
 	}
 	if len(found) != 1 {
-		t.Fatalf("%s is there %d times", path, len(found))
+		t.Fatalf("%s exists %d times", path, len(found))
 	}
 	d, err := dataurl.DecodeString(*found[0].Contents.Source)
 	if err != nil {
@@ -103,7 +103,7 @@ func paths(c types.Config) (all []string) {
 	return all
 }
 
-func TestWhatIsAddedInTheServersOrder(t *testing.T) {
+func TestConfig_AddsInTheServersOrder(t *testing.T) {
 	x := extras()
 	x.Registries = []mcs.RegistryCA{{Host: "registry.example:5000", PEM: []byte("registry CA")}}
 	c := answer(t, worker(ignition), x, version(3, 5))
@@ -126,7 +126,7 @@ func TestWhatIsAddedInTheServersOrder(t *testing.T) {
 		t.Errorf("the cloud's CA: %q", got)
 	}
 	if len(c.Systemd.Units) != 1 || len(c.Passwd.Users) != 1 {
-		t.Error("what was there is gone")
+		t.Error("existing content was removed")
 	}
 }
 
@@ -191,7 +191,7 @@ func TestTheKubeconfig(t *testing.T) {
 	}
 }
 
-// Whoever wires it: the config that anyone may have gets no credential.
+// A pre-approved config never gets a credential, regardless of the wiring.
 func TestAttack_T55_APreApprovedConfigGetsNoCredential(t *testing.T) {
 	r := worker(ignition)
 	r.PreApproved = true
@@ -243,7 +243,7 @@ func TestTheNodesAnnotations(t *testing.T) {
 	}
 }
 
-// contents are the files of a config of any version, by their paths.
+// contents returns the files of a config of any version, by path.
 func contents(t *testing.T, raw []byte) map[string]string {
 	t.Helper()
 	var c struct {
@@ -282,7 +282,7 @@ func encapsulated(t *testing.T, r *render.Rendered, x mcs.Extras, to specversion
 	return mc
 }
 
-// Below 3.3 Ignition sets no kernel arguments: the machine-config-daemon has to.
+// Below 3.3 Ignition does not set kernel arguments, so the machine-config-daemon must.
 func TestKernelArgumentsMoveForOldClients(t *testing.T) {
 	r := worker(strings.Replace(ignition, `"passwd"`, `"kernelArguments":{"shouldExist":["quiet","nosmt"]},"passwd"`, 1))
 	for _, v := range all {
@@ -301,7 +301,7 @@ func TestKernelArgumentsMoveForOldClients(t *testing.T) {
 	}
 }
 
-// The daemon of an old boot image parses this config and accepts only the versions of its time.
+// The daemon of an old boot image parses this config, and accepts only versions that it knows.
 func TestTheEncapsulatedConfigHasTheRequestedVersion(t *testing.T) {
 	for _, v := range all {
 		got := string(encapsulated(t, worker(ignition), extras(), v, mcs.EncapsulatedPath).Spec.Config.Raw)
@@ -322,7 +322,7 @@ func TestRefusals(t *testing.T) {
 		{"LUKS is unknown below 3.2", `"storage":{`, `"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, version(3, 1),
 			"storage.luks"},
 		{"a config that does not parse", `"storage":{`, `"storage":[`, version(3, 5), "rendered-worker-"},
-		{"no such version", ``, ``, version(3, 6), "no such version"},
+		{"the version is unknown", ``, ``, version(3, 6), "the version is unknown"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := mcs.Config(worker(strings.Replace(ignition, c.from, c.to, 1)), extras(), c.version)
@@ -348,7 +348,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // Errors go to logs and Events.
-func TestAttack_T45_AnErrorTellsNothingOfAFile(t *testing.T) {
+func TestAttack_T45_ErrorsHaveNoContentsOfFiles(t *testing.T) {
 	for _, source := range []string{
 		"data:hunter2", "data:;base64,hunter2%", `data:,hunter2\u0001`, `https://hunter2:\u007f@x`, "://hunter2",
 		"data:,%zzhunter2", "hunter2:x",
@@ -389,8 +389,8 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// What an older machine-config-controller rendered is as good.
-func TestARenderOfAnOlderVersion(t *testing.T) {
+// A render of an older machine-config-controller is accepted.
+func TestCache_AnswersInAnOlderVersion(t *testing.T) {
 	for _, written := range []string{"3.0.0", "3.2.0", "3.4.0"} {
 		r := worker(strings.Replace(ignition, "3.5.0", written, 1))
 		for _, v := range all {
@@ -409,7 +409,7 @@ func TestARenderOfAnOlderVersion(t *testing.T) {
 	}
 }
 
-func TestNoNewCAsLeaveTheConfigsOwn(t *testing.T) {
+func TestConfig_KeepsItsOwnCAsWithoutNewOnes(t *testing.T) {
 	x := extras()
 	x.KubeletCA, x.CloudCA = nil, nil
 	c := answer(t, worker(ignition), x, version(3, 5))
@@ -425,8 +425,8 @@ func TestNoNewCAsLeaveTheConfigsOwn(t *testing.T) {
 	}
 }
 
-// Two entries for one path would drop the node to its emergency shell.
-func TestAFileOfAMachineConfigGivesWay(t *testing.T) {
+// Two entries for one path would lead to the node's emergency shell.
+func TestConfig_ReplacesAMachineConfigsFile(t *testing.T) {
 	for _, path := range []string{mcs.KubeconfigPath, mcs.NodeAnnotationsPath, mcs.ContentPath, mcs.EncapsulatedPath} {
 		r := worker(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", path, 1))
 		for _, v := range all {
@@ -437,7 +437,7 @@ func TestAFileOfAMachineConfigGivesWay(t *testing.T) {
 		if got := file(t, answer(t, r, extras(), version(3, 5)), path); strings.HasPrefix(got, "kind: Kubelet") {
 			t.Errorf("%s: it is the MachineConfig's", path)
 		}
-		// A credential that an operator allowed in the pre-approved part stays there.
+		// A credential that an administrator allowed in the pre-approved part stays in it.
 		r.PreApproved = true
 		if got := file(t, answer(t, r, extras(), version(3, 5)), path); (path == mcs.KubeconfigPath) != strings.HasPrefix(got,
 			"kind: Kubelet") {
@@ -446,8 +446,8 @@ func TestAFileOfAMachineConfigGivesWay(t *testing.T) {
 	}
 }
 
-// The gate exchanges the token in one file: there must be no second one.
-func TestAttack_T45_TheSharedCredentialStandsInOneFile(t *testing.T) {
+// The gate replaces the token in one file, so there must not be a second one.
+func TestAttack_T45_TheSharedCredentialIsInOneFile(t *testing.T) {
 	r := worker(strings.Replace(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", mcs.KubeconfigPath, 1),
 		"kind%3A%20KubeletConfiguration", "token%3A%20brought-along", 1))
 	for _, x := range []mcs.Extras{extras(), {}} {
@@ -469,8 +469,8 @@ func TestAttack_T45_TheSharedCredentialStandsInOneFile(t *testing.T) {
 	}
 }
 
-// The gate finds the place of a machine's own credential in what is served.
-func TestTheCredentialHasItsPlaceInEveryVersion(t *testing.T) {
+// The gate finds the place of a machine's own credential in the response.
+func TestFind_FindsTheKubeconfigInEveryVersion(t *testing.T) {
 	for _, v := range all {
 		raw, err := mcs.Config(worker(ignition), extras(), v)
 		if err != nil {
@@ -496,8 +496,8 @@ func TestTheCredentialHasItsPlaceInEveryVersion(t *testing.T) {
 	}
 }
 
-// The Ignition of Debian 12, a release that OpenShift's boot images had, reads up to 3.3.
-func TestAnOldIgnitionTakesWhatItAsksFor(t *testing.T) {
+// The Ignition of Debian 12, a release that OpenShift's boot images had, supports up to 3.3.
+func TestFrom35_OldIgnitionAcceptsTheResult(t *testing.T) {
 	for _, v := range []specversion.Version{version(3, 0), version(3, 1), version(3, 2), version(3, 3)} {
 		raw, err := mcs.Config(worker(ignition), extras(), v)
 		if err != nil {

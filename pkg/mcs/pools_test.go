@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-// pools are what package render makes of a cluster's MachineConfigs.
+// pools are rendered from a cluster's MachineConfigs.
 func pools(t *testing.T) (all []*render.Rendered) {
 	t.Helper()
 	names, err := filepath.Glob("../render/testdata/cluster/*.yaml")
@@ -49,8 +49,8 @@ func pools(t *testing.T) (all []*render.Rendered) {
 	return all
 }
 
-// From MachineConfigs to what a node reads: pools in every version, with the
-// validation of the Ignition of Debian 12 for those that it knows.
+// From MachineConfigs to a node's config: pools in every version. The Ignition of Debian 12
+// validates the versions that it supports.
 func TestPoolsAreServedInEveryVersion(t *testing.T) {
 	for _, r := range pools(t) {
 		part := "whole"

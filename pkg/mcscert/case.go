@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Case states who renews the certificates, and how that was decided.
+// Case tells who renews the certificates, and how that was determined.
 type Case string
 
-// The cases, as 'certs status -o json' names them; see caseTexts for what each means.
+// The cases in the output of 'certs status -o json'; see caseTexts for their meaning.
 const (
 	CaseConfigured     Case = "Configured"
 	CaseFolder         Case = "Folder"
@@ -18,26 +18,25 @@ const (
 	CaseOldOperator    Case = "OldOperator"
 	CaseOperatorToCome Case = "OperatorToCome"
 	CaseOperator       Case = "MachineConfigOperator"
-	CaseSomebody       Case = "Somebody"
+	CaseOther          Case = "Somebody"
 )
 
 var caseTexts = map[Case]string{
-	CaseConfigured: "the verifier renews them, as certificates.rotate says",
+	CaseConfigured: "the verifier renews them, because certificates.rotate is set",
 	CaseFolder:     "'certs rotate', by hand or by a timer",
 	CaseOurs:       "the verifier renews them: it made the CA",
-	CaseNoMachineSets: "the verifier renews them: there are no MachineSets, without which the machine-config-operator " +
-		"does not",
-	CaseOldOperator: "the verifier renews them: there are MachineSets, and the machine-config-operator has made no CA," +
+	CaseNoMachineSets: "the verifier renews them: no MachineSets exist, and without them the machine-config-operator " +
+		"does not renew",
+	CaseOldOperator: "the verifier renews them: MachineSets exist, but the machine-config-operator has not created a CA," +
 		" as before 4.19",
-	CaseOperatorToCome: "nobody yet: there are MachineSets, so a machine-config-operator of 4.19 or later will make a " +
-		"CA;" +
-		" if it does not, the verifier will",
+	CaseOperatorToCome: "not decided yet: MachineSets exist, so a machine-config-operator of 4.19 or later will create " +
+		"a CA; if it does not, the verifier will",
 	CaseOperator: "the machine-config-operator renews them",
-	CaseSomebody: "somebody else renews them, or nobody: the CA has no marks of the verifier's nor of the " +
-		"machine-config-operator's",
+	CaseOther: "a third party renews them, or no program does: neither the verifier nor the machine-config-operator " +
+		"marked the CA",
 }
 
-// String returns a sentence for a person.
+// String returns a sentence for administrators.
 func (c Case) String() string {
 	if text, ok := caseTexts[c]; ok {
 		return text
@@ -45,7 +44,7 @@ func (c Case) String() string {
 	return string(c)
 }
 
-// Ours reports whether the verifier renews.
+// Ours reports whether the verifier renews the certificates.
 func (c Case) Ours() bool {
 	return slices.Contains([]Case{CaseConfigured, CaseFolder, CaseOurs, CaseNoMachineSets, CaseOldOperator}, c)
 }
@@ -54,7 +53,7 @@ const (
 	// OwningComponent is the value of the annotation openshift.io/owning-component on the
 	// objects that the verifier writes.
 	OwningComponent = "mcs-attest"
-	// OperatorDelay is how long the verifier waits for the machine-config-operator to make a CA.
+	// OperatorDelay is how long the verifier waits for the machine-config-operator to create a CA.
 	OperatorDelay = 30 * time.Minute
 )
 
@@ -69,7 +68,7 @@ func MadeBy(component string, managers []string) Case {
 	case component != "" || slices.ContainsFunc(managers, operator):
 		return CaseOperator
 	}
-	return CaseSomebody
+	return CaseOther
 }
 
 // WithoutCA decides the case of a cluster whose CA has been missing for some time.

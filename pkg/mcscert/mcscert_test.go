@@ -64,13 +64,13 @@ func TestServing_Due(t *testing.T) {
 		want string
 	}{
 		"valid":   {Serving{Now: start, Signer: old.cert}, ""},
-		"none":    {Serving{Now: start, Signer: old.cert, Leaf: &x509.Certificate{}}, "there is none"},
+		"none":    {Serving{Now: start, Signer: old.cert, Leaf: &x509.Certificate{}}, "it does not exist"},
 		"expired": {Serving{Now: leaf.NotAfter, Signer: old.cert}, "it has expired"},
 		"unknown CA": {Serving{Now: start, Signer: newer.cert, Bundle: []*x509.Certificate{newer.cert}},
 			"no CA of the bundle"},
-		"forced":         {Serving{Now: start, Signer: newer.cert, Force: true}, "it was asked for"},
+		"forced":         {Serving{Now: start, Signer: newer.cert, Force: true}, "an administrator requested it"},
 		"same CA":        {Serving{Now: afterRenewal, Signer: old.cert}, "past its renewal"},
-		"another host":   {Serving{Now: start, Signer: old.cert, Hosts: []string{"192.0.2.1"}}, "not for 192.0.2.1"},
+		"another host":   {Serving{Now: start, Signer: old.cert, Hosts: []string{"192.0.2.1"}}, "not valid for 192.0.2.1"},
 		"new CA, young":  {Serving{Now: mature.Add(-2 * time.Hour), Signer: newer.cert}, ""},
 		"new CA, mature": {Serving{Now: mature, Signer: newer.cert}, "past its renewal"},
 		"not all known":  {Serving{Now: mature, Signer: newer.cert, Incomplete: true}, ""},
@@ -104,7 +104,7 @@ func TestCase(t *testing.T) {
 		"our mark":             {MadeBy(OwningComponent, []string{"machine-config-controller"}), CaseOurs},
 		"the operator's mark":  {MadeBy("Machine Config Operator", nil), CaseOperator},
 		"the operator's write": {MadeBy("", []string{"kubectl", "machine-config-operator"}), CaseOperator},
-		"no mark":              {MadeBy("", []string{"kubectl"}), CaseSomebody},
+		"no mark":              {MadeBy("", []string{"kubectl"}), CaseOther},
 		"no MachineSets":       {WithoutCA(false, 0), CaseNoMachineSets},
 		"MachineSets":          {WithoutCA(true, OperatorDelay-1), CaseOperatorToCome},
 		"an old operator":      {WithoutCA(true, OperatorDelay), CaseOldOperator},
@@ -139,7 +139,7 @@ func TestStatus_Next(t *testing.T) {
 			PointerConfigs: []PointerConfig{{Name: "a/b", Failed: true}, {Name: "c", Lacks: true}}},
 			ripe, false, "", "do not have the new CA: a/b"},
 		"lacking": {Status{CA: newer.cert, Leaf: leaf, PointerConfigs: []PointerConfig{{Name: "a/b", Lacks: true}}},
-			ripe, false, "", "bring the bundle there: a/b"},
+			ripe, false, "", "add the bundle to them: a/b"},
 	} {
 		step, err := c.s.Next(c.now, c.force)
 		var early *TooEarly

@@ -10,37 +10,37 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// PointerConfig is one pointer config and how it relates to the bundle.
+// PointerConfig is a pointer config and its relation to the bundle.
 type PointerConfig struct {
 	Name string // namespace/name of its Secret, or its file
-	// Left states why it stays as it is; "" if it has the bundle.
+	// Left is why it was not changed, or "" if it has the bundle.
 	Left string
-	// Failed: it should have been changed and could not be, or the machine-config-operator makes
-	// it without the CA that signs next. Machines would fail with it.
+	// Failed reports that machines would fail with it: it could not be changed, or the
+	// machine-config-operator creates it without the next signer's CA.
 	Failed bool
-	// Lacks: a third party keeps it. Machines that trust what is served now because of it would
-	// not trust what the next CA signs.
+	// Lacks reports that a third party manages it without the next signer's CA. Its machines
+	// trust the current certificate, but would not trust the next one.
 	Lacks bool
 }
 
-// WithoutBundle is why a pointer config was left that only was to be inspected.
+// WithoutBundle is the value of Left after an inspection without changes.
 const WithoutBundle = "it does not have the bundle yet"
 
-// managedSuffix ends the names of the pointer configs that the machine-config-operator makes.
-// Before 4.19 it makes them from the installer's CA, whatever is served.
+// managedSuffix is the suffix of pointer configs that the machine-config-operator creates.
+// Before 4.19 it always uses the installer's CA.
 const managedSuffix = "-managed"
 
 // Authorities are the CAs that pointer configs must have.
 type Authorities struct {
 	Bundle []*x509.Certificate
-	// Earlier are CAs in PEM that the bundle replaces.
+	// Earlier are the CAs in PEM that the bundle replaces.
 	Earlier []byte
-	// Signer is the CA that signs next; nil if there is none.
+	// Signer is the CA that signs next, or nil.
 	Signer *x509.Certificate
 }
 
-// Renew returns the pointer config with the bundle, or nil if it must stay as it is. The
-// owner is what the Secret states besides the content.
+// Renew returns the pointer config with the bundle, or nil if it must not change. owner has
+// the Secret's metadata.
 func (a Authorities) Renew(owner pointer.UserData, have []byte) (next []byte, p PointerConfig) {
 	if strings.HasSuffix(owner.Name, managedSuffix) {
 		all, err := pointer.Authorities(have)
@@ -48,8 +48,8 @@ func (a Authorities) Renew(owner pointer.UserData, have []byte) (next []byte, p 
 		case errors.Is(err, pointer.ErrEmpty), errors.Is(err, pointer.ErrNotIgnition):
 			p.Left = err.Error()
 		case a.Signer != nil && !Contains(all, a.Signer):
-			p.Left = "the machine-config-operator makes it, without the CA that signs next: before 4.19 it knows the" +
-				" installer's CA alone; have the MachineSet name " + strings.TrimSuffix(owner.Name, managedSuffix) +
+			p.Left = "the machine-config-operator creates it without the CA that signs next, because before 4.19 it only" +
+				" uses the installer's CA; change the MachineSet to use " + strings.TrimSuffix(owner.Name, managedSuffix) +
 				" instead, or upgrade"
 			p.Failed = true
 		}
@@ -73,9 +73,9 @@ func (a Authorities) Renew(owner pointer.UserData, have []byte) (next []byte, p 
 	return nil, p
 }
 
-// lacks reports whether a machine with this user data would no longer trust what is served
-// once the signer has signed it. User data that does not trust what is served now is not
-// counted: its CAs are not in the bundle.
+// lacks reports whether a machine with this user data would no longer trust the server after
+// the signer signed the next certificate. User data that does not trust the current
+// certificate is ignored: its CAs are not in the bundle.
 func (a Authorities) lacks(userData []byte) bool {
 	have, err := pointer.Authorities(userData)
 	switch {
@@ -88,7 +88,7 @@ func (a Authorities) lacks(userData []byte) bool {
 	return !Contains(have, a.Signer) && slices.ContainsFunc(have, known)
 }
 
-// complete reports whether user data has all CAs of the bundle, in any form.
+// complete reports whether user data has all CAs of the bundle, in any encoding.
 func (a Authorities) complete(userData []byte) bool {
 	have, err := pointer.Authorities(userData)
 	missing := func(c *x509.Certificate) bool { return !Contains(have, c) }

@@ -9,9 +9,9 @@ import (
 
 const (
 	year = 365 * 24 * time.Hour
-	// Validity of a CA is the machine-config-operator's.
+	// Validity is the validity of a CA, as in the machine-config-operator.
 	Validity = 10 * year
-	// Refresh is the age at which a CA gets a successor, as the machine-config-operator's does.
+	// Refresh is the age at which a CA is replaced, as in the machine-config-operator.
 	Refresh = 8 * year
 	// Publish is the minimum age of a CA that signs a new serving certificate. It applies when
 	// an administrator requests it, and in the last month. Machines that boot now have finished
@@ -23,18 +23,18 @@ const (
 	Backdate = 24 * time.Hour
 )
 
-// Serving is the state from which [Serving.Due] decides.
+// Serving is the input of [Serving.Due].
 type Serving struct {
 	Now    time.Time
-	Leaf   *x509.Certificate // nil: there is none
-	Hosts  []string          // that the configuration names
+	Leaf   *x509.Certificate // or nil
+	Hosts  []string          // of the configuration
 	Signer *x509.Certificate // of the next serving certificate
 	Bundle []*x509.Certificate
-	// PointerConfigs are those that machines may have.
+	// PointerConfigs are those that machines may use.
 	PointerConfigs []PointerConfig
-	// Incomplete: not all pointer configs could be listed.
+	// Incomplete reports that not all pointer configs could be listed.
 	Incomplete bool
-	// Force: an administrator requests the replacement.
+	// Force is set if an administrator requests the replacement.
 	Force bool
 }
 
@@ -48,17 +48,17 @@ type Serving struct {
 func (s Serving) Due() string {
 	switch {
 	case s.Leaf == nil:
-		return "there is none"
+		return "it does not exist"
 	case !s.Now.Before(s.Leaf.NotAfter):
 		return "it has expired"
 	case IssuerOf(s.Leaf, s.Bundle) == nil:
 		return "no CA of the bundle issued it"
 	case s.Force:
-		return "it was asked for"
+		return "an administrator requested it"
 	}
 	why := "it is past its renewal on " + Day(Renewal(s.Leaf))
 	if missing := Missing(s.Leaf, s.Hosts); len(missing) > 0 {
-		why = "it is not for " + strings.Join(missing, ", ")
+		why = "it is not valid for " + strings.Join(missing, ", ")
 	}
 	failed := func(p PointerConfig) bool { return p.Failed }
 	lacks := func(p PointerConfig) bool { return p.Lacks }

@@ -8,43 +8,42 @@ import (
 	"time"
 )
 
-// Status is what was found.
+// Status is the state of the certificates.
 type Status struct {
 	At   time.Time
 	Case Case
-	// CA signs next, Leaf is served; nil: there is none.
+	// CA signs next and Leaf is served; both may be nil.
 	CA, Leaf       *x509.Certificate
 	Bundle         []*x509.Certificate
 	PointerConfigs []PointerConfig
-	// Rival: another program renews the certificates, too.
+	// Rival reports that another program also renews the certificates.
 	Rival bool
-	// Hosts are those that the serving certificate should be valid for.
+	// Hosts are those for which the serving certificate should be valid.
 	Hosts []string
 }
 
-// Step is what one 'certs rotate' has done.
+// Step is a step of 'certs rotate'.
 type Step string
 
-// The steps, in the order in which a rotation takes them.
+// The steps of a rotation, in order.
 const (
-	// StepCA: a new CA is in the bundle and the pointer configs. What is served is unchanged.
+	// StepCA adds a new CA to the bundle and the pointer configs. The served certificate is unchanged.
 	StepCA Step = "CA"
-	// StepServing: the new CA has signed what is served.
+	// StepServing signs the served certificate with the new CA.
 	StepServing Step = "Serving"
 )
 
-// ErrNotOurs states that another program renews the certificates.
-var ErrNotOurs = errors.New("not the verifier's to renew")
+// ErrNotOurs means that another program renews the certificates.
+var ErrNotOurs = errors.New("the verifier does not renew these certificates")
 
-// TooEarly states why the next step would fail machines.
+// TooEarly is the error of a step that would fail machines.
 type TooEarly struct{ Why string }
 
 func (e *TooEarly) Error() string { return e.Why }
 
-// Next returns the step of a rotation that an administrator takes next: a new CA, or a serving
-// certificate that the newest CA signs if it has not done so. With force the second does not
-// wait. Otherwise the error is a [*TooEarly] until [Publish] has passed and every known pointer
-// config has the CA.
+// Next returns the next step of a rotation: StepCA, or StepServing if the newest CA has not
+// signed the served certificate. Without force, StepServing requires that [Publish] has
+// passed and that every known pointer config has the CA. Otherwise the error is a [*TooEarly].
 func (s Status) Next(now time.Time, force bool) (Step, error) {
 	if s.CA == nil || s.Leaf == nil || s.Leaf.CheckSignatureFrom(s.CA) == nil {
 		return StepCA, nil
@@ -53,8 +52,8 @@ func (s Status) Next(now time.Time, force bool) (Step, error) {
 		return StepServing, nil
 	}
 	if age := now.Sub(s.CA.NotBefore); age < Publish {
-		return "", &TooEarly{fmt.Sprintf("the new CA is %v old: before it is %d hours old a machine may still be booting"+
-			" that does not know it, or one whose clock is behind take it for one of the future",
+		return "", &TooEarly{fmt.Sprintf("the new CA is %v old: until it is %d hours old, a machine may still boot that "+
+			"does not know it, or a machine whose clock is behind may consider it not yet valid",
 			age.Round(time.Second), int(Publish.Hours()))}
 	}
 	var failed, lacking []string
@@ -70,7 +69,7 @@ func (s Status) Next(now time.Time, force bool) (Step, error) {
 	}
 	if len(lacking) > 0 {
 		return "",
-			&TooEarly{"pointer configs that are somebody else's to change do not have the new CA, so bring the bundle there: " +
+			&TooEarly{"pointer configs that a third party manages do not have the new CA; add the bundle to them: " +
 				strings.Join(lacking, ", ")}
 	}
 	return StepServing, nil

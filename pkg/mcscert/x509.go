@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// NewServing makes a serving certificate on a new P-256 key. A handshake with RSA-2048 costs
-// the server twenty times as much.
+// NewServing creates a serving certificate with a new P-256 key. A handshake with RSA-2048
+// would cost the server twenty times as much.
 func NewServing(ca *x509.Certificate, caKey any, hosts []string,
 	now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	hosts = CanonicalHosts(hosts)
@@ -26,7 +26,7 @@ func NewServing(ca *x509.Certificate, caKey any, hosts []string,
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make key: %w", err)
+		return nil, nil, fmt.Errorf("create key: %w", err)
 	}
 	template := &x509.Certificate{ // with a random serial number
 		Subject: pkix.Name{CommonName: hosts[0]}, NotBefore: now.Add(-Backdate), NotAfter: now.Add(Validity),
@@ -66,7 +66,7 @@ func Contains(all []*x509.Certificate, one *x509.Certificate) bool {
 	return slices.ContainsFunc(all, one.Equal)
 }
 
-// Newest returns the certificate that begins last. There must be one.
+// Newest returns the certificate with the latest NotBefore. all must not be empty.
 func Newest(all []*x509.Certificate) *x509.Certificate {
 	return slices.MaxFunc(all, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
 }
@@ -80,7 +80,7 @@ func Hosts(c *x509.Certificate) []string {
 	return CanonicalHosts(hosts)
 }
 
-// CanonicalHosts returns names and addresses in one spelling, sorted, each once.
+// CanonicalHosts returns names and addresses in canonical form, sorted, without duplicates.
 func CanonicalHosts(hosts []string) []string {
 	var all []string
 	for _, h := range hosts {
@@ -93,7 +93,7 @@ func CanonicalHosts(hosts []string) []string {
 	return slices.Compact(all)
 }
 
-// Parse reads certificates in PEM. It is an error if there is none.
+// Parse parses PEM certificates. It is an error if there are none.
 func Parse(raw []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
 	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
@@ -107,12 +107,12 @@ func Parse(raw []byte) ([]*x509.Certificate, error) {
 		all = append(all, c)
 	}
 	if len(all) == 0 {
-		return nil, errors.New("no certificate in PEM")
+		return nil, errors.New("the PEM data has no certificate")
 	}
 	return all, nil
 }
 
-// Encode returns certificates in PEM.
+// Encode returns certificates as PEM.
 func Encode(all ...*x509.Certificate) []byte {
 	var b []byte
 	for _, c := range all {

@@ -1,5 +1,5 @@
-// Package noderole decides which Nodes may have a control-plane role, and which have it although their machine
-// is of another pool. It has no I/O.
+// Package noderole decides which Nodes may have a control-plane role, and which have it although their machine is of
+// another pool. The noderoles controller uses it. It has no I/O.
 package noderole
 
 import (
@@ -10,48 +10,49 @@ import (
 const (
 	// Pool is the pool whose Nodes have a control-plane role.
 	Pool = "master"
-	// MaxAllowed bounds [Result.Allowed], as the CRD of AttestationVerifiers does.
+	// MaxAllowed is the limit of [Result.Allowed], as in the CRD of AttestationVerifiers.
 	MaxAllowed = 512
 )
 
-// Machine is a Machine or a record. One with several names or states may be there several times.
+// Machine is a Machine or a record. One with several names or states may occur several times.
 type Machine struct {
 	UID string
-	// Pool is that of the Machine, or that of the record if it is not [Pool]. Empty: neither names one.
+	// Pool is the pool of the Machine, or that of the record if it is not [Pool]. It is "" if neither names one.
 	Pool string
-	// Node is the name of its Node, if that has a control-plane role.
+	// Node is the name of its Node, if the Node has a control-plane role.
 	Node string
-	// Names are the names that its Node may have. They count in pool [Pool].
+	// Names are the possible names of its Node. They matter in pool [Pool].
 	Names []string
-	// Recorded: only the record names Node. It does not count against a Node that a Machine of pool [Pool] names.
+	// Recorded means that only the record names Node. It does not count against a Node that a Machine of pool [Pool]
+	// names.
 	Recorded bool
 }
 
-// Input is what is known.
+// Input is the state of the cluster.
 type Input struct {
-	// Nodes are the names of those that have a control-plane role.
+	// Nodes are the names of the Nodes with a control-plane role.
 	Nodes    []string
 	Machines []Machine
-	// Partial: the verifier may not read some Machines. Then a Node's own role is no reason to list it: its
-	// Machine may be one that cannot be read.
+	// Partial means that the verifier may not read some Machines. Then a Node's own role does not suffice to list it,
+	// because its Machine may be one of those.
 	Partial bool
 }
 
-// Result is what the roles of the Nodes should be.
+// Result has the correct roles of the Nodes.
 type Result struct {
-	// Allowed are the names of the Nodes that may give themselves a control-plane role, sorted.
+	// Allowed are the names of the Nodes that may assign themselves a control-plane role, sorted.
 	Allowed []string
-	// Omitted is how many more there are than the list may have.
+	// Omitted is the number of names that do not fit into the list.
 	Omitted int
-	// Mismatched has, by the UID of a Machine of another pool, the Node that has the role.
+	// Mismatched has the Nodes with the role, by the UID of their Machine of another pool.
 	Mismatched map[string]Mismatch
 }
 
 // Mismatch is a Node with a role that its pool does not have.
 type Mismatch struct{ Node, Pool string }
 
-// Evaluate compares the Nodes that have a control-plane role with the pools of their machines. A machine whose
-// pool is not known is no mismatch.
+// Evaluate compares the Nodes that have a control-plane role with the pools of their machines. A machine of an unknown
+// pool is not a mismatch.
 func Evaluate(in Input) Result {
 	out := Result{Mismatched: map[string]Mismatch{}}
 	impostors := map[string]bool{}
@@ -67,7 +68,7 @@ func Evaluate(in Input) Result {
 		case m.Pool == Pool:
 			names = append(names, m.Names...)
 		case m.Pool != "" && m.Node != "":
-			// What a Machine or a Node names is reported rather than what a record names.
+			// A Node that a Machine or a Node names is preferred over one that a record names.
 			if _, reported := out.Mismatched[m.UID]; !reported || !m.Recorded {
 				out.Mismatched[m.UID] = Mismatch{m.Node, m.Pool}
 			}
@@ -86,8 +87,7 @@ func Evaluate(in Input) Result {
 	return out
 }
 
-// Merge returns the list for a status that has the names in listed. While the input is partial, names are only
-// added.
+// Merge returns the list for a status whose list is listed. While the input is partial, it does not remove names.
 func (r Result) Merge(listed []string, partial bool) []string {
 	if !partial {
 		return r.Allowed
@@ -102,7 +102,7 @@ func (r Result) Merge(listed []string, partial bool) []string {
 	return names
 }
 
-// Nodes returns the names of the mismatched Nodes, sorted. Each is there once.
+// Nodes returns the names of the mismatched Nodes, sorted, without duplicates.
 func (r Result) Nodes() []string {
 	var names []string
 	for m := range maps.Values(r.Mismatched) {

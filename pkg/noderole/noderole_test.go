@@ -79,7 +79,7 @@ func TestEvaluate(t *testing.T) {
 	}
 }
 
-func TestEvaluate_TheListIsBounded(t *testing.T) {
+func TestEvaluate_LimitsTheList(t *testing.T) {
 	var in noderole.Input
 	for i := range noderole.MaxAllowed + 3 {
 		in.Nodes = append(in.Nodes, fmt.Sprintf("n-%04d", i))

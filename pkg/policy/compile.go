@@ -14,18 +14,18 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
-// Defaults of the fields that have one beside their first enum value.
+// Defaults of the fields that are not enums.
 const (
 	DefaultTokenLifetime     = 10 * time.Minute
 	DefaultTokenUses         = 3
 	DefaultChallengeLifetime = 2 * time.Minute
-	DefaultMaxMachineAge     = 2 * time.Hour // cluster-machine-approver's own window
+	DefaultMaxMachineAge     = 2 * time.Hour // as in cluster-machine-approver
 )
 
 // Parsed is one AttestationPolicy of a file.
 type Parsed struct {
 	v1alpha1.AttestationPolicy
-	doc *manifest.Document // nil when it did not come from a file
+	doc *manifest.Document // nil if it did not come from a file
 }
 
 // File is a policy file's name and content.
@@ -34,8 +34,8 @@ type File struct {
 	Raw  []byte
 }
 
-// Parse reads the policies of one file and checks each by itself. With an error
-// among the problems there are no policies.
+// Parse parses the policies of one file and checks each by itself. If a problem is an
+// error, it returns no policies.
 func Parse(file string, raw []byte) ([]Parsed, []manifest.Problem) {
 	docs, problems := manifest.Split(file, raw)
 	var parsed []Parsed
@@ -66,7 +66,7 @@ func Parse(file string, raw []byte) ([]Parsed, []manifest.Problem) {
 	return parsed, problems
 }
 
-// Check is what `policy check` prints: the problems of each file, and those between them.
+// Check returns what 'policy check' prints: the problems of each file and those between files.
 func Check(files ...File) []manifest.Problem {
 	var all []Parsed
 	var problems []manifest.Problem
@@ -83,7 +83,7 @@ func Check(files ...File) []manifest.Problem {
 	return problems
 }
 
-// Compile makes a set of policies that did not come from files.
+// Compile returns the set of policies that did not come from files.
 func Compile(policies ...v1alpha1.AttestationPolicy) (*Set, error) {
 	parsed := make([]Parsed, len(policies))
 	for i, p := range policies {
@@ -102,8 +102,8 @@ func Compile(policies ...v1alpha1.AttestationPolicy) (*Set, error) {
 	return nil, errors.Join(errs...)
 }
 
-// CompileParsed makes the set of the policies of many files; nil if there is an
-// error among the problems.
+// CompileParsed returns the set of the policies of many files, or nil if a problem is
+// an error.
 func CompileParsed(parsed ...Parsed) (*Set, []manifest.Problem) {
 	set := &Set{pools: map[string]Policy{}}
 	owner := map[string]check{}
@@ -113,7 +113,7 @@ func CompileParsed(parsed ...Parsed) (*Set, []manifest.Problem) {
 		policy := c.effective()
 		for i, pool := range c.pools() {
 			if first, ok := owner[pool]; ok {
-				c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("pool %q has a policy already: %s", pool, first.where()),
+				c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("pool %q already has a policy: %s", pool, first.where()),
 					"one policy per pool")
 				continue
 			}
@@ -168,16 +168,16 @@ func (c check) pools() []string {
 	return c.parsed.Spec.Pools
 }
 
-// effective checks a policy and fills in its defaults.
+// effective checks a policy and returns it with its defaults.
 func (c *check) effective() Policy {
 	spec := c.parsed.Spec
 	if c.parsed.Name == "" {
-		c.fault("metadata.name", "the policy has no name", "a name to find it by in status and in the audit log")
+		c.fault("metadata.name", "the policy has no name", "a name, which status and the audit log show")
 	}
 	for i, pool := range spec.Pools {
 		if pool != "*" && !validPool(pool) {
-			c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("%q is not the name of a pool", pool),
-				`lower-case letters, digits, "-" and ".", as in a MachineConfigPool's name, or "*"`)
+			c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("%q is not a pool name", pool),
+				`lower-case letters, digits, "-" and ".", as in the name of a MachineConfigPool, or "*"`)
 		}
 	}
 	p := Policy{
@@ -207,7 +207,7 @@ func (c *check) effective() Policy {
 		}
 	}
 	if p.Unattested == v1alpha1.UnattestedPreApproved && p.Mode != v1alpha1.ModeEnforce {
-		c.warn("spec.unattested", fmt.Sprintf("PreApproved does nothing under mode %s", p.Mode), "it is for mode Enforce")
+		c.warn("spec.unattested", fmt.Sprintf("PreApproved has no effect in mode %s", p.Mode), "use it with mode Enforce")
 	}
 	c.frontEndKeys(&p)
 	c.evidence(&p)
@@ -227,21 +227,21 @@ func (c *check) frontEndKeys(p *Policy) {
 	}
 	switch has := len(p.FrontEndKeys) > 0; {
 	case p.Binding == v1alpha1.BindingTerminated && !has:
-		c.fault("spec.binding", "Terminated without frontEndKeys would accept any server in between",
+		c.fault("spec.binding", "Terminated without frontEndKeys would accept any server on the path",
 			"list the SHA-256 of the front ends' public keys")
 	case p.Binding == v1alpha1.BindingExporter && has:
-		c.fault("spec.frontEndKeys", "keys of front ends under binding Exporter",
-			"leave them out, or set binding: Terminated")
+		c.fault("spec.frontEndKeys", "front-end keys have no effect with binding Exporter",
+			"remove them, or set binding: Terminated")
 	}
 }
 
 func (c *check) evidence(p *Policy) {
-	alone := false
+	tokenOnly := false
 	for i, alternative := range c.parsed.Spec.Evidence {
 		path := fmt.Sprintf("spec.evidence[%d].all", i)
 		if len(alternative.All) == 0 {
-			c.fault(path, "an empty alternative would accept everyone",
-				"name at least one kind of evidence; to serve everyone set mode: \"Off\"")
+			c.fault(path, "an empty alternative would admit every machine",
+				"name at least one kind of evidence; to serve every caller set mode: \"Off\"")
 			continue
 		}
 		var all []evidence.Kind
@@ -250,9 +250,9 @@ func (c *check) evidence(p *Policy) {
 			at := fmt.Sprintf("%s[%d]", path, j)
 			switch {
 			case err != nil:
-				c.fault(at, fmt.Sprintf("%q is no kind of evidence", name), "one of "+allKinds())
+				c.fault(at, fmt.Sprintf("%q is not a kind of evidence", name), "one of "+allKinds())
 			case slices.Contains(all, k):
-				c.fault(at, fmt.Sprintf("%s is here twice", k), "once is enough")
+				c.fault(at, fmt.Sprintf("%s is listed twice", k), "list it once")
 			default:
 				all = append(all, k)
 			}
@@ -260,28 +260,28 @@ func (c *check) evidence(p *Policy) {
 		slices.Sort(all)
 		switch {
 		case slices.Equal(all, []evidence.Kind{evidence.ProvisioningToken}):
-			alone = true
+			tokenOnly = true
 			if !c.parsed.Spec.ProvisioningTokenAlone {
-				c.fault(path, "a shared secret alone would open this pool",
-					"add another kind, or say provisioningTokenAlone: true as well")
+				c.fault(path, "a shared secret would be the only evidence for this pool",
+					"add another kind, or also set provisioningTokenAlone: true")
 			}
 		case slices.Equal(all, []evidence.Kind{evidence.AWSIID}):
-			c.warn(path, "an instance document alone can be replayed: it has no nonce", "add tpm2 or aws-sts")
-		// of which more is said below
+			c.warn(path, "an instance document has no nonce and can be replayed", "add tpm2 or aws-sts")
+		// The warning below is more specific.
 		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose() &&
 			p.Approval != v1alpha1.ApprovalFirstUse:
 			c.warn(path,
-				"nothing here says whose the TPM is, and the document can be copied, so every machine waits for an enrolment",
+				"the policy does not tie the TPM to a machine, and the document can be copied, so each machine needs enrollment",
 				"add provider or enrolled to spec.tpm2.endorsements")
 		}
 		if slices.Contains(all, evidence.AzureAttested) && slices.Contains(all, evidence.TPM2) &&
 			slices.Equal(c.parsed.Spec.TPM2.Endorsements, []v1alpha1.Endorsement{v1alpha1.EndorsementProvider}) {
-			c.warn(path, "Azure's API names no TPM, so provider endorses none beside azure-attested",
+			c.warn(path, "Azure's API names no TPM, so provider endorses none together with azure-attested",
 				"add ak-certificate or enrolled to spec.tpm2.endorsements")
 		}
 		for j, earlier := range p.Alternatives {
 			if covers(all, earlier) {
-				c.warn(path, fmt.Sprintf("never chosen: every machine that has %s takes alternative %d", kinds(all), j),
+				c.warn(path, fmt.Sprintf("never selected: every machine that has %s gets alternative %d", kinds(all), j),
 					"put the larger set first")
 				break
 			}
@@ -292,30 +292,30 @@ func (c *check) evidence(p *Policy) {
 		p.Alternatives = [][]evidence.Kind{{evidence.TPM2}}
 	}
 	if c.parsed.Spec.ProvisioningToken.URLParameter {
-		what, want := "Ignition and every proxy on the way log the token of a URL",
-			"leave it out wherever the pointer configs are of specification 3.1 or later, and use the header"
-		if !alone {
-			what, want = "urlParameter does nothing where the provisioning token alone opens nothing", "leave it out"
+		what, want := "Ignition and every proxy on the path log a token in the URL",
+			"remove it if all pointer configs have specification 3.1 or later, and use the header"
+		if !tokenOnly {
+			what, want = "urlParameter has no effect, because the provisioning token does not suffice by itself", "remove it"
 		}
 		c.warn("spec.provisioningToken.urlParameter", what, want)
 	}
 	if p.OpenWithoutToken {
 		const path = "spec.provisioningToken.whenAbsent"
 		if p.OnlyProvisioningToken() && p.Unattested == v1alpha1.UnattestedDeny {
-			c.warn(path, "while there is no provisioning token, every caller receives the full config",
-				"leave it out once the token exists")
+			c.warn(path, "while no provisioning token exists, every caller receives the full config",
+				"remove it when the token exists")
 		} else {
-			c.fault(path, "Open where the policy lists more than the provisioning token would open what the rest protects",
-				"leave it out, or list only [provisioning-token] and no unattested: PreApproved")
+			c.fault(path, "Open would bypass the other evidence that the policy requires",
+				"remove it, or list only [provisioning-token] and no unattested: PreApproved")
 		}
 	}
-	if c.parsed.Spec.ProvisioningTokenAlone && !alone {
-		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone",
-			"add `- all: [provisioning-token]` to evidence, or leave this out")
+	if c.parsed.Spec.ProvisioningTokenAlone && !tokenOnly {
+		c.fault("spec.provisioningTokenAlone", "no alternative has only the provisioning token",
+			"add `- all: [provisioning-token]` to evidence, or remove this field")
 	}
 }
 
-// saysWhose reports whether some endorsement ties a TPM to one instance or Machine by itself.
+// saysWhose reports whether an endorsement of the policy ties a TPM to one machine by itself.
 func (c *check) saysWhose() bool {
 	e := c.parsed.Spec.TPM2.Endorsements
 	return len(e) == 0 || slices.Contains(e, v1alpha1.EndorsementProvider) ||
@@ -328,7 +328,7 @@ func (c *check) tpm2(p *Policy) {
 		v1alpha1.EndorsementEnrolled, v1alpha1.EndorsementManufacturer}
 	for i, e := range spec.Endorsements {
 		if !slices.Contains(order, e) {
-			c.fault(fmt.Sprintf("spec.tpm2.endorsements[%d]", i), fmt.Sprintf("%q is no endorsement", string(e)),
+			c.fault(fmt.Sprintf("spec.tpm2.endorsements[%d]", i), fmt.Sprintf("%q is not an endorsement", string(e)),
 				"one of "+list(order))
 		}
 	}
@@ -354,9 +354,9 @@ func (c *check) tpm2(p *Policy) {
 		at := fmt.Sprintf("spec.tpm2.banks[%d]", i)
 		switch bank := bankID(name); {
 		case bank == 0:
-			c.fault(at, fmt.Sprintf("%q is not a PCR bank that can be trusted", name), "sha256 or sha384")
+			c.fault(at, fmt.Sprintf("%q is not a supported PCR bank", name), "sha256 or sha384")
 		case slices.Contains(p.Banks, bank):
-			c.fault(at, fmt.Sprintf("%s is here twice", name), "once is enough")
+			c.fault(at, fmt.Sprintf("%s is listed twice", name), "list it once")
 		default:
 			p.Banks = append(p.Banks, bank)
 		}
@@ -369,14 +369,14 @@ func (c *check) tpm2(p *Policy) {
 		return
 	}
 	if !slices.Contains(p.Endorsements, v1alpha1.EndorsementManufacturer) {
-		c.warn("spec.tpm2.approval", "FirstUse does nothing without the endorsement manufacturer",
-			"add it to endorsements, or leave approval out")
+		c.warn("spec.tpm2.approval", "FirstUse has no effect without the endorsement manufacturer",
+			"add it to endorsements, or remove approval")
 		return
 	}
 	names := []evidence.Kind{evidence.AWSSTS, evidence.GCPIdentity, evidence.AzureAttested}
 	if !slices.ContainsFunc(p.Kinds(), func(k evidence.Kind) bool { return slices.Contains(names, k) }) {
 		c.warn("spec.tpm2.approval",
-			"FirstUse never applies: nothing else in this policy's evidence names the machine, so each TPM waits for approval",
-			"add one of "+kindList(names)+" to an alternative, or leave approval out")
+			"FirstUse never applies: no other evidence of this policy names the machine, so each TPM waits for approval",
+			"add one of "+kindList(names)+" to an alternative, or remove approval")
 	}
 }

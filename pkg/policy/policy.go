@@ -1,19 +1,18 @@
 // Package policy decides what the machines of a pool must prove (RFC 9334, 8.5:
-// the appraisal policy for evidence).
+// the appraisal policy for evidence). The service evaluates requests with it, and
+// 'policy check' reports problems with it.
 //
-// AttestationPolicies are compiled once into a [Set], which never changes. For a
-// pool, the policy that names it wins over the one that says "*"; a pool that no
-// policy covers is refused. Two policies for one pool are an error, never a
-// matter of order.
+// AttestationPolicies are compiled into an immutable [Set]. A policy that names a
+// pool takes precedence over the one for "*". A pool without a policy is denied.
+// Two policies for one pool are an error; their order never matters.
 //
-// A policy lists alternatives, each a set of evidence kinds. The verifier
-// chooses, not the node: the first alternative that the node says it can
-// produce, else the first of all. What was chosen must then be proven whole, so
-// leaving a kind out, or offering less, leads to a denial and never to a weaker
-// check that the administrator did not write down.
+// A policy lists alternatives, each a set of evidence kinds. The verifier selects
+// the first alternative that the node offers in full, or else the first of all.
+// The node must then prove every kind of it. Evidence that is missing, or a smaller
+// offer, leads to a denial, never to a weaker check than the administrator wrote.
 //
-// Everything here is pure and has a meaning at its zero value; docs/policy.md
-// has every field with its default.
+// The package is pure, and the zero value of each field has a meaning.
+// docs/policy.md lists every field with its default.
 package policy
 
 import (
@@ -31,46 +30,46 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// Policy is one pool's policy with every default filled in. It is read only.
+// Policy is one pool's policy with all defaults filled in. It is read-only.
 type Policy struct {
 	Name string // of the AttestationPolicy
-	Pool string // as asked for, also under "*"
-	// Wildcard: Pool is the caller's word, and this is the policy of "*".
+	Pool string // the requested one, also if the policy is for "*"
+	// Wildcard reports that this is the policy for "*", so the caller chose Pool.
 	Wildcard bool
 
 	Mode       v1alpha1.Mode
 	Unattested v1alpha1.Unattested
 
-	// Alternatives, best first; the kinds of each ascending.
+	// Alternatives are in order of preference; the kinds of each are ascending.
 	Alternatives [][]evidence.Kind
-	// ProvisioningTokenAlone: the provisioning token by itself is an alternative.
+	// ProvisioningTokenAlone reports that the provisioning token suffices by itself.
 	ProvisioningTokenAlone bool
-	// URLParameter: the gate takes it in the URL, too.
+	// URLParameter reports that the gate also accepts the provisioning token in the URL.
 	URLParameter bool
-	// OpenWithoutToken: while there is no provisioning token, a caller that presents
-	// nothing receives the full config. Its zero value leaves the hash as it was.
+	// OpenWithoutToken reports that a caller without a token receives the full config
+	// while no provisioning token exists. It is omitted if false, so old hashes stay valid.
 	OpenWithoutToken bool `json:",omitempty"`
 
 	Binding      v1alpha1.Binding
 	FrontEndKeys [][sha256.Size]byte
 
-	Endorsements    []v1alpha1.Endorsement // in the order in which they are tried
+	Endorsements    []v1alpha1.Endorsement // in the order of evaluation
 	Approval        v1alpha1.Approval
 	Profile         measuredboot.Profile
 	ProfileAction   v1alpha1.ProfileAction
-	Banks           []uint16 // TPM_ALG_ID, the preferred first
-	ReferenceValues []string // names; empty is all
+	Banks           []uint16 // TPM_ALG_ID, in order of preference
+	ReferenceValues []string // names; empty means all
 
 	TokenLifetime     time.Duration
 	TokenUses         int
 	ChallengeLifetime time.Duration
 	MaxMachineAge     time.Duration
 
-	hash [sha256.Size]byte // see Hash; zero where Compile did not make it
+	hash [sha256.Size]byte // see Hash; zero unless Compile set it
 }
 
-// Choose says which kinds of evidence a node must send that could produce those offered.
-// What is offered is untrusted; it only selects among the policy's alternatives.
+// Choose returns the kinds of evidence that a node with the offered kinds must send.
+// The offer is untrusted; it only selects among the policy's alternatives.
 func (p Policy) Choose(offered []evidence.Kind) []evidence.Kind {
 	for _, all := range p.Alternatives {
 		if covers(offered, all) {
@@ -80,15 +79,15 @@ func (p Policy) Choose(offered []evidence.Kind) []evidence.Kind {
 	return slices.Clone(p.Alternatives[0])
 }
 
-// Satisfied decides whether verified evidence is enough. In order:
+// Satisfied checks that the verified evidence suffices. In order:
 //
-//   - what the challenge required is an alternative of this policy (the policy
-//     may have changed since);
-//   - every required kind was verified.
+//   - the kinds that the challenge required are still an alternative of this policy:
+//     PolicyChanged;
+//   - every required kind was verified: EvidenceMissing.
 func (p Policy) Satisfied(required, verified []evidence.Kind) error {
 	required = slices.Sorted(slices.Values(required))
 	if !slices.ContainsFunc(p.Alternatives, func(all []evidence.Kind) bool { return slices.Equal(all, required) }) {
-		return reason.Deny(reason.PolicyChanged, "the challenge required %s, which is no alternative of policy %s",
+		return reason.Deny(reason.PolicyChanged, "the challenge required %s, which is not an alternative of policy %s",
 			kinds(required), p.Name)
 	}
 	for _, k := range required {
@@ -100,14 +99,14 @@ func (p Policy) Satisfied(required, verified []evidence.Kind) error {
 	return nil
 }
 
-// Kinds are all kinds that the policy mentions, ascending.
+// Kinds returns all kinds that the policy mentions, ascending.
 func (p Policy) Kinds() []evidence.Kind {
 	all := slices.Concat(p.Alternatives...)
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// Bank chooses the PCR bank to quote among those that the TPM offers.
+// Bank returns the PCR bank to quote, among those that the TPM offers.
 func (p Policy) Bank(offered []uint16) (uint16, error) {
 	for _, b := range p.Banks {
 		if slices.Contains(offered, b) {
@@ -118,12 +117,12 @@ func (p Policy) Bank(offered []uint16) (uint16, error) {
 	for i, b := range p.Banks {
 		names[i] = transcript.BankName(b)
 	}
-	return 0, reason.Deny(reason.PCRSelection, "the TPM has none of the banks %s; it offers %#04x",
+	return 0, reason.Deny(reason.PCRSelection, "the policy accepts the banks %s, but the TPM offers %#04x",
 		strings.Join(names, ", "), offered[:min(len(offered), 8)])
 }
 
-// OnlyProvisioningToken reports whether nothing but the provisioning token is
-// asked of any machine.
+// OnlyProvisioningToken reports whether the provisioning token is the only evidence
+// that the policy ever requires.
 func (p Policy) OnlyProvisioningToken() bool {
 	for _, all := range p.Alternatives {
 		if !slices.Equal(all, []evidence.Kind{evidence.ProvisioningToken}) {
@@ -133,8 +132,8 @@ func (p Policy) OnlyProvisioningToken() bool {
 	return len(p.Alternatives) > 0
 }
 
-// WithoutProvisioningToken describes what the absence of the provisioning token
-// does to the pools of this set; "" if no pool needs the token.
+// WithoutProvisioningToken describes how the missing provisioning token affects the
+// pools of this set. It is "" if no pool needs the token.
 func (s *Set) WithoutProvisioningToken() string {
 	var wait, open []string
 	for _, p := range s.All() {
@@ -148,11 +147,11 @@ func (s *Set) WithoutProvisioningToken() string {
 	}
 	var texts []string
 	if len(wait) > 0 {
-		texts = append(texts, "the policy of pool "+strings.Join(wait, ", ")+" lists it, so machines that need it wait")
+		texts = append(texts, "the policy of pool "+strings.Join(wait, ", ")+" requires it, so machines that need it wait")
 	}
 	if len(open) > 0 {
 		texts = append(texts, "the policy of pool "+strings.Join(open, ", ")+
-			" says whenAbsent: Open, so every caller receives the full config")
+			" has whenAbsent: Open, so every caller receives the full config")
 	}
 	if len(texts) == 0 {
 		return ""
@@ -160,11 +159,11 @@ func (s *Set) WithoutProvisioningToken() string {
 	return "there is no provisioning token; " + strings.Join(texts, "; ")
 }
 
-// Endorses reports whether the policy accepts an endorsement.
+// Endorses reports whether the policy accepts the endorsement.
 func (p Policy) Endorses(e v1alpha1.Endorsement) bool { return slices.Contains(p.Endorsements, e) }
 
-// Hash identifies the policy's content for the seal: challenge and answer are
-// judged by the same policy. The name does not count.
+// Hash identifies the policy's content, without its name. The seal stores it, so that
+// the same policy evaluates challenge and evidence.
 func (p Policy) Hash() [sha256.Size]byte {
 	if p.hash != ([sha256.Size]byte{}) {
 		return p.hash
@@ -177,20 +176,20 @@ func (p Policy) Hash() [sha256.Size]byte {
 	return sha256.Sum256(append([]byte("mcs-attest/policy/v1\x00"), canonical...))
 }
 
-// Set is every policy. The zero value covers no pool. It is read only.
+// Set contains all policies. The zero value covers no pool. It is read-only.
 type Set struct {
 	pools     map[string]Policy
 	any       *Policy
 	suspended string
 }
 
-// For is the policy of a pool, taken from the request as it is.
+// For returns the policy of a pool. The name comes from the request and is untrusted.
 func (s *Set) For(pool string) (Policy, error) {
 	if p, ok := s.pools[pool]; ok {
 		return p, nil
 	}
 	if s.suspended != "" {
-		return Policy{}, reason.Deny(reason.PoolUnknown, "%s cannot be read, and it may be the policy of pool %.64q",
+		return Policy{}, reason.Deny(reason.PoolUnknown, "%s cannot be read, and it could contain the policy of pool %.64q",
 			s.suspended, pool)
 	}
 	if s.any == nil || !validPool(pool) {
@@ -201,14 +200,14 @@ func (s *Set) For(pool string) (Policy, error) {
 	return p, nil
 }
 
-// Suspended is the same set without its "*" policy. A verifier that starts while
-// a policy file is broken uses it: the file might be the policy of any pool, and
-// falling back to "*" could be falling back to less.
+// Suspended returns the set without its policy for "*". A verifier that starts with
+// an unreadable policy file uses it: the file could contain a stricter policy of any
+// pool.
 func (s *Set) Suspended(because string) *Set {
 	return &Set{pools: s.pools, any: nil, suspended: because}
 }
 
-// Pools are the pools that policies name, sorted; "*" is last.
+// Pools returns the pools that policies name, sorted; "*" is last.
 func (s *Set) Pools() []string {
 	pools := slices.Sorted(maps.Keys(s.pools))
 	if s.any != nil {
@@ -217,7 +216,7 @@ func (s *Set) Pools() []string {
 	return pools
 }
 
-// All are the policies by pool, as Pools has them.
+// All returns the policies by pool, in the order of Pools.
 func (s *Set) All() []Policy {
 	var all []Policy
 	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {

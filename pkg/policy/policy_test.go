@@ -19,7 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// valid is a policy for pool worker; with changes it.
+// valid returns a policy for pool worker, with changes.
 func valid(with func(*v1alpha1.AttestationPolicySpec)) v1alpha1.AttestationPolicy {
 	p := v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "workers"}}
 	p.Spec.Pools = []string{"worker"}
@@ -55,7 +55,7 @@ func code(err error) reason.Code {
 	return reason.From(err).Code
 }
 
-func TestAnEmptySpecEnforcesAnEnrolledTPMForEveryPool(t *testing.T) {
+func TestEmptySpec_RequiresAnEnrolledTPMForEveryPool(t *testing.T) {
 	p := policyFor(t, compile(t, v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "x"}}), "worker")
 	want := Policy{
 		Name: "x", Pool: "worker", Wildcard: true,
@@ -101,7 +101,7 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// FEATURES E18: tpm AND cloud, tpm OR cloud.
+// Status row E18: tpm AND cloud, tpm OR cloud.
 func TestMixedPolicies(t *testing.T) {
 	const tpm, gcp, aws = evidence.TPM2, evidence.GCPIdentity, evidence.AWSIID
 	and := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) {
@@ -155,7 +155,7 @@ func TestAttack_T13_LessOrWeakerEvidence(t *testing.T) {
 	}
 
 	for name, offered := range map[string][]evidence.Kind{
-		"nothing": nil, "the TPM alone": {tpm}, "the weakest kind alone": {token}, "a document that can be replayed": {iid},
+		"nothing": nil, "only the TPM": {tpm}, "only the weakest kind": {token}, "a document that can be replayed": {iid},
 		"a kind that does not exist": {99}, "the zero kind": {0}, "the same kind many times": {iid, iid, iid},
 	} {
 		required := p.Choose(offered)
@@ -174,7 +174,7 @@ func TestAttack_T13_LessOrWeakerEvidence(t *testing.T) {
 			t.Errorf("%s: %v, expected EvidenceMissing", name, got)
 		}
 	}
-	// Required sets that the policy never gives out cannot come from a challenge made under it.
+	// A challenge under the policy cannot require sets that the policy does not have.
 	for _, required := range [][]evidence.Kind{nil, {tpm}, {token}} {
 		if got := code(p.Satisfied(required, honest)); got != reason.PolicyChanged {
 			t.Errorf("required %v: %v, expected PolicyChanged", required, got)
@@ -192,7 +192,7 @@ func TestBank(t *testing.T) {
 	}{
 		"the policy's order decides": {[]uint16{0x0B, 0x0C}, 0x0C, 0},
 		"the one that there is":      {[]uint16{0x04, 0x0B}, 0x0B, 0},
-		"SHA-1 alone":                {[]uint16{0x04}, 0, reason.PCRSelection},
+		"only SHA-1":                 {[]uint16{0x04}, 0, reason.PCRSelection},
 		"none":                       {nil, 0, reason.PCRSelection},
 	} {
 		if got, err := p.Bank(c.offered); got != c.want || code(err) != c.code {
@@ -284,29 +284,29 @@ func TestParse_ReportsTheFault(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
 		"an unknown field": {"mode:", "mod:", `p.yaml:7: unknown field "spec.mod"`},
 		"an unknown mode": {"mode: Enforce", "mode: enforce",
-			`p.yaml:7: spec.mode: "enforce" is not a value of this field; one of Enforce, Audit, Off`},
+			`p.yaml:7: spec.mode: "enforce" is not a valid value; one of Enforce, Audit, Off`},
 		"mode as a boolean":           {"mode: Enforce", "mode: false", "p.yaml:7: spec.mode is a boolean"},
-		"an unknown kind of evidence": {"[tpm2]", "[tpm]", `p.yaml:11: spec.evidence[1].all[0]: "tpm" is no kind of evidence; one of tpm2, aws-iid, aws-sts, gcp-identity, azure-attested, provisioning-token`},
+		"an unknown kind of evidence": {"[tpm2]", "[tpm]", `p.yaml:11: spec.evidence[1].all[0]: "tpm" is not a kind of evidence; one of tpm2, aws-iid, aws-sts, gcp-identity, azure-attested, provisioning-token`},
 		"an empty alternative": {"[tpm2]", "[]",
-			"p.yaml:11: spec.evidence[1].all: an empty alternative would accept everyone"},
-		"a kind twice": {"[tpm2]", "[tpm2, tpm2]", "p.yaml:11: spec.evidence[1].all[1]: tpm2 is here twice"},
-		"the shared secret alone": {"[tpm2]", "[provisioning-token]",
-			"p.yaml:11: spec.evidence[1].all: a shared secret alone would open this pool"},
-		"provisioningTokenAlone alone": {"  challengeLifetime: 2m", "  provisioningTokenAlone: true",
-			"p.yaml:22: spec.provisioningTokenAlone: there is no alternative"},
-		"a pool's name": {"[worker]", "[worker, Infra]", `p.yaml:6: spec.pools[1]: "Infra" is not the name of a pool`},
+			"p.yaml:11: spec.evidence[1].all: an empty alternative would admit every machine"},
+		"a kind twice": {"[tpm2]", "[tpm2, tpm2]", "p.yaml:11: spec.evidence[1].all[1]: tpm2 is listed twice"},
+		"only the shared secret": {"[tpm2]", "[provisioning-token]",
+			"p.yaml:11: spec.evidence[1].all: a shared secret would be the only evidence for this pool"},
+		"only provisioningTokenAlone": {"  challengeLifetime: 2m", "  provisioningTokenAlone: true",
+			"p.yaml:22: spec.provisioningTokenAlone: no alternative has only"},
+		"a pool's name": {"[worker]", "[worker, Infra]", `p.yaml:6: spec.pools[1]: "Infra" is not a pool name`},
 		"a pool twice":  {"[worker]", "[worker, worker]", ""},
 		"binding Terminated, no keys": {"binding: Exporter", "binding: Terminated",
 			"p.yaml:12: spec.binding: Terminated without frontEndKeys"},
 		"front end keys under Exporter": {"  binding: Exporter", "  frontEndKeys: [" + strings.Repeat("0", 64) + "]", ""},
 		"a key that is no hash": {"  binding: Exporter", `  frontEndKeys: ["abc"]`,
 			`p.yaml:12: spec.frontEndKeys[0]: "abc" is not a SHA-256`},
-		"an unknown endorsement": {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is no endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
+		"an unknown endorsement": {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is not an endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
 		"an unknown profile": {"identity-only", "identity",
 			`p.yaml:15: spec.tpm2.profile: measured boot profile "identity" is not one of`},
 		"a profile that is to come": {"identity-only", "release", `p.yaml:15: spec.tpm2.profile: measured boot profile "release" is not available yet, use secure-boot or identity-only`},
 		"the SHA-1 bank": {"[sha256]", "[sha1]",
-			`p.yaml:17: spec.tpm2.banks[0]: "sha1" is not a PCR bank that can be trusted; sha256 or sha384`},
+			`p.yaml:17: spec.tpm2.banks[0]: "sha1" is not a supported PCR bank; sha256 or sha384`},
 		"a token that lives too long": {"lifetime: 10m", "lifetime: 24h",
 			"p.yaml:20: spec.token.lifetime: 24h0m0s is out of bounds; 1m0s to 1h0m0s"},
 		"a negative lifetime": {"lifetime: 10m", "lifetime: -10m", "p.yaml:20: spec.token.lifetime: -10m0s is out of bounds"},
@@ -337,16 +337,16 @@ func TestWarnings(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
 		"an unquoted Off": {"mode: Enforce", "mode: Off", `write mode: "Off"`},
 		"PreApproved under Audit": {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved",
-			"PreApproved does nothing under mode Audit"},
-		"an instance document alone": {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
+			"PreApproved has no effect in mode Audit"},
+		"only an instance document": {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
 		"a URL where a token opens nothing": {"  mode: Enforce", "  provisioningToken: {urlParameter: true}\n  mode: Enforce",
-			"does nothing where the provisioning token alone opens nothing"},
+			"the provisioning token does not suffice by itself"},
 		"a token in the URL": {"- all: [tpm2]", "- all: [provisioning-token]\n  provisioningTokenAlone: true\n " +
-			" provisioningToken: {urlParameter: true}", "every proxy on the way log the token"},
+			" provisioningToken: {urlParameter: true}", "every proxy on the path log a token"},
 		"an alternative never chosen": {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]",
-			"- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never chosen"},
+			"- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never selected"},
 		"first use of enrolled TPMs": {"approval: Manual", "approval: FirstUse",
-			"FirstUse does nothing without the endorsement manufacturer"},
+			"FirstUse has no effect without the endorsement manufacturer"},
 		"first use that names no cloud": {"endorsements: [enrolled]\n    profile: identity-only\n    profileAction: " +
 			"Enforce\n    banks: [sha256]\n    approval: Manual", "endorsements: [manufacturer]\n    approval: FirstUse", ""},
 	} {
@@ -369,8 +369,8 @@ func TestOnlyProvisioningToken(t *testing.T) {
 		want     bool
 	}{
 		"nothing said":           {nil, false},
-		"it alone":               {[][]string{{"provisioning-token"}}, true},
-		"it alone, and a TPM":    {[][]string{{"provisioning-token"}, {"tpm2"}}, false},
+		"only it":                {[][]string{{"provisioning-token"}}, true},
+		"it or a TPM":            {[][]string{{"provisioning-token"}, {"tpm2"}}, false},
 		"it together with a TPM": {[][]string{{"provisioning-token", "tpm2"}}, false},
 		"a TPM":                  {[][]string{{"tpm2"}}, false},
 	} {
@@ -387,7 +387,7 @@ func TestOnlyProvisioningToken(t *testing.T) {
 	}
 }
 
-func TestWhenAbsentOpensOnlyWhereNothingElseIsListed(t *testing.T) {
+func TestWhenAbsent_OpenRequiresOnlyTheProvisioningToken(t *testing.T) {
 	const head = "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: p}\nspec:\n" +
 		"  provisioningTokenAlone: true\n  provisioningToken: {whenAbsent: Open}\n"
 	for name, c := range map[string]struct {
@@ -396,9 +396,9 @@ func TestWhenAbsentOpensOnlyWhereNothingElseIsListed(t *testing.T) {
 	}{
 		"only the token": {"  evidence: [{all: [provisioning-token]}]\n", "every caller receives the full config", false},
 		"a TPM as well": {"  evidence: [{all: [tpm2]}, {all: [provisioning-token]}]\n",
-			"would open what the rest protects", true},
+			"would bypass the other evidence", true},
 		"the pre-approved config as well": {"  unattested: PreApproved\n  evidence: [{all: [provisioning-token]}]\n",
-			"would open what the rest protects", true},
+			"would bypass the other evidence", true},
 	} {
 		problems := Check(File{"p.yaml", []byte(head + c.spec)})
 		if len(problems) != 1 || problems[0].Warning == c.fails || !strings.Contains(problems[0].Error(), c.want) {
@@ -409,7 +409,7 @@ func TestWhenAbsentOpensOnlyWhereNothingElseIsListed(t *testing.T) {
 
 func TestTwoPoliciesForOnePool(t *testing.T) {
 	problems := Check(File{"a.yaml", []byte(file)}, File{"b.yaml", []byte(file)})
-	want := `b.yaml:6: spec.pools[0]: pool "worker" has a policy already: a.yaml:1; one policy per pool`
+	want := `b.yaml:6: spec.pools[0]: pool "worker" already has a policy: a.yaml:1; one policy per pool`
 	if len(problems) != 1 || problems[0].Error() != want {
 		t.Errorf("%v\nexpected %s", problems, want)
 	}
@@ -419,7 +419,7 @@ func TestTwoPoliciesForOnePool(t *testing.T) {
 	}
 }
 
-// The documentation's examples are policies, and it has every field.
+// The documentation's examples are valid policies, and it has every field.
 func TestDocumentation(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {
@@ -489,7 +489,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestWarnsOfATPMThatNobodySaysWhoseItIs(t *testing.T) {
+func TestCheck_WarnsWithoutAnEndorsementThatTiesTheTPM(t *testing.T) {
 	check := func(kind, endorsements string) int {
 		text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: a}\nspec:\n  evidence: " +
 			"[{all: [" + kind + ", tpm2]}]\n  tpm2: {endorsements: [" + endorsements + "]}\n"

@@ -28,18 +28,18 @@ func bankID(name string) uint16 {
 	return 0
 }
 
-// oneOf reads an enum whose first value is its default.
+// oneOf checks an enum whose first value is the default.
 func oneOf[T ~string](c *check, path string, value T, values ...T) T {
 	if value == "" {
 		return values[0]
 	}
 	if !slices.Contains(values, value) {
-		c.fault(path, fmt.Sprintf("%q is not a value of this field", string(value)), "one of "+list(values))
+		c.fault(path, fmt.Sprintf("%q is not a valid value", string(value)), "one of "+list(values))
 	}
 	return value
 }
 
-// duration reads a duration with its default and bounds; no upper bound if longest is 0.
+// duration returns a duration or its default, and checks its bounds. If longest is 0, there is no upper bound.
 func (c *check) duration(path string, d metav1.Duration, def, shortest, longest time.Duration) time.Duration {
 	switch {
 	case d.Duration == 0:

@@ -13,15 +13,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// ErrNoToken says that the Secret has no token, which is a mistake: a cluster
+// ErrNoToken means that the Secret has no token. That is a mistake, because a cluster
 // without a provisioning token has no Secret.
-var ErrNoToken = errors.New("there is no key \"" + KeyToken + "\"")
+var ErrNoToken = errors.New("the Secret has no key \"" + KeyToken + "\"")
 
-// maxFile bounds the file without a cluster.
+// maxFile is the maximum size of the file.
 const maxFile = 64 << 10
 
-// Parse reads a Secret's data. Keys that it does not know are somebody else's.
-// Errors hold nothing of a token.
+// Parse parses a Secret's data. It ignores unknown keys. Its errors do not contain any part
+// of a token.
 func Parse(data map[string][]byte) (Tokens, error) {
 	var t Tokens
 	current, ok := data[KeyToken]
@@ -42,21 +42,21 @@ func Parse(data map[string][]byte) (Tokens, error) {
 	if expires := line(data[KeyPreviousExpires]); len(expires) > 0 {
 		at, err := time.Parse(time.RFC3339, string(expires))
 		if err != nil {
-			// The value may be anything, a token in the wrong place even.
+			// Do not print the value: it could be a misplaced token.
 			return Tokens{}, fmt.Errorf("%s: not a time such as 2026-01-31T12:00:00Z", KeyPreviousExpires)
 		}
 		t.PreviousExpires = at.UTC()
 	}
 	if !t.Previous.Empty() && t.PreviousExpires.IsZero() {
-		return Tokens{}, fmt.Errorf("%s without %s would be valid for ever", KeyPrevious, KeyPreviousExpires)
+		return Tokens{}, fmt.Errorf("%s without %s would never expire", KeyPrevious, KeyPreviousExpires)
 	}
 	return t, nil
 }
 
-// line takes off the line break that echo and base64 leave.
+// line removes the trailing line break that echo and base64 add.
 func line(b []byte) []byte { return bytes.TrimRight(b, "\r\n") }
 
-// Data is the Secret's data. The result holds secrets in clear.
+// Data returns the Secret's data. It contains secrets in plain text.
 func (t Tokens) Data() map[string][]byte {
 	data := map[string][]byte{KeyToken: bytes.Clone(t.Current.Expose())}
 	if !t.Previous.Empty() {
@@ -68,26 +68,26 @@ func (t Tokens) Data() map[string][]byte {
 	return data
 }
 
-// ParseFile reads the file that holds the token where there is no cluster: a
-// mapping of the same keys.
+// ParseFile parses the file with the token, which a verifier without a cluster uses: a
+// mapping with the keys of the Secret.
 func ParseFile(raw []byte) (map[string][]byte, error) {
 	if len(raw) > maxFile {
-		return nil, fmt.Errorf("%d bytes; at most %d are read", len(raw), maxFile)
+		return nil, fmt.Errorf("the file has %d bytes; at most %d are allowed", len(raw), maxFile)
 	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(raw, &doc); err != nil {
-		// The parser's own words could quote the file.
-		return nil, errors.New("this is neither YAML nor JSON")
+		// The parser's error could quote the file.
+		return nil, errors.New("the file is neither YAML nor JSON")
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("not a mapping; write %q and the token", KeyToken+":")
+		return nil, fmt.Errorf("the file is not a mapping; write %q and the token", KeyToken+":")
 	}
 	data := map[string][]byte{}
 	for i, pairs := 0, doc.Content[0].Content; i+1 < len(pairs); i += 2 {
 		name, value := pairs[i], pairs[i+1]
 		known := name.Value == KeyToken || name.Value == KeyPrevious || name.Value == KeyPreviousExpires
 		if _, twice := data[name.Value]; !known || twice || value.Kind != yaml.ScalarNode {
-			return nil, fmt.Errorf("line %d: the keys are %s, %s and %s, each once, with a text", name.Line, KeyToken,
+			return nil, fmt.Errorf("line %d: the only keys are %s, %s and %s, each once, with a string", name.Line, KeyToken,
 				KeyPrevious, KeyPreviousExpires)
 		}
 		data[name.Value] = []byte(value.Value)
@@ -95,7 +95,7 @@ func ParseFile(raw []byte) (map[string][]byte, error) {
 	return data, nil
 }
 
-// EncodeFile is the file that ParseFile reads. It is a secret in clear.
+// EncodeFile returns the file that ParseFile reads. It contains secrets in plain text.
 func (t Tokens) EncodeFile() secret.Bytes {
 	var b strings.Builder
 	data := t.Data()

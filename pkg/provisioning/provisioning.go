@@ -1,32 +1,31 @@
-// Package provisioning is the provisioning token: one secret that all machines
-// of a cluster share, for installations in which a machine can prove nothing
-// else. Whoever knows it receives the configs of the pools that say so, and it
-// names no machine. It is the weakest evidence there is.
+// Package provisioning implements the provisioning token: one secret that all machines
+// of a cluster share, for machines that can prove nothing else. The appraisal and the
+// gate check it, and the provisioningtoken controller and the command rotate it. A client
+// with the token receives the configs of the pools whose policy allows that. It names no
+// machine, and is the weakest kind of evidence.
 //
 // # At rest
 //
-// A Secret with these keys, of which "kubectl create secret generic" needs to
-// write the first alone; or, without a cluster, a YAML or JSON file of the same:
+// The token is stored in a Secret with these keys, of which only the first is required.
+// Without a cluster it is stored in a YAML or JSON file with the same keys:
 //
 //	token             the current token
-//	previous-token    the one before it
-//	previous-expires  when that one ends, RFC 3339
+//	previous-token    the previous token
+//	previous-expires  when the previous token expires, RFC 3339
 //
-// A token is 43 to 512 characters of token68 (RFC 9110, section 11.2), as a
-// header carries it. 32 random bytes in base64 are such a token, whoever made
-// them: "dd if=/dev/urandom bs=32 count=1 | base64". A line break behind it is
-// not part of it.
+// A token is 43 to 512 characters of token68 (RFC 9110, section 11.2), so that it fits
+// into a header. 32 random bytes in base64 are a valid token:
+// "dd if=/dev/urandom bs=32 count=1 | base64". A trailing line break is not part of it.
 //
-// # Two tokens, and no third
+// # Rotation
 //
-// [Tokens.Rotate] makes a new current token; the old one stays valid for a
-// bounded grace, since pointer configs that carry it are under way. Until that
-// is over it does not rotate again ([ErrRotating]): a third token would lock out
-// the machines that carry the first. An administrator who writes another token
-// by hand has the same grace ([Edited]).
+// [Tokens.Rotate] creates a new current token. The old one stays valid for a limited
+// grace period, because machines may still boot with pointer configs that carry it.
+// During that period it does not rotate again ([ErrRotating]), because a third token would
+// lock out those machines. The same grace period applies if an administrator edits the
+// token ([Edited]).
 //
-// What is valid is judged by the time of the request, never by the time at which
-// something was read.
+// Validity depends on the time of the request, not on the time of the last read.
 package provisioning
 
 import (
@@ -53,51 +52,50 @@ const (
 const (
 	// DefaultGrace is how long a replaced token stays valid.
 	DefaultGrace = time.Hour
-	// MaxGrace bounds it.
+	// MaxGrace is the longest grace period.
 	MaxGrace = 7 * 24 * time.Hour
 
 	// minLength is 32 bytes in base64 without padding.
 	minLength = 43
 	maxLength = 512
-	// minDistinct refuses what no random source writes: "aaaa..." and counting.
+	// minDistinct rejects tokens that are not random, such as "aaaa...".
 	minDistinct = 8
 	randomBytes = 32
 )
 
-// Tokens are the current token and, for a while, the one before it. It is a
-// value; the zero value holds none.
+// Tokens are the current token and, during a grace period, the previous one. The zero
+// value has neither.
 type Tokens struct {
 	Current, Previous secret.Bytes
-	// PreviousExpires is the first moment at which Previous is no longer valid.
-	// It stays when that has passed, to tell when the token was last rotated.
+	// PreviousExpires is the first moment at which Previous is no longer valid. It is kept
+	// after that, because it shows when the token was last rotated.
 	PreviousExpires time.Time
 }
 
-// Match says which token was shown.
+// Match is the result of comparing a presented token.
 type Match int
 
-// The matches. Only [Current] and [Previous] are valid ones.
+// The matches. Only [Current] and [Previous] are valid.
 const (
 	None     Match = iota
 	Current        // the current token
-	Previous       // the previous one within its grace
-	Expired        // the previous one after it
+	Previous       // the previous one within its grace period
+	Expired        // the previous one after its grace period
 )
 
-// Valid reports whether what was shown opens anything.
+// Valid reports whether the presented token is valid.
 func (m Match) Valid() bool { return m == Current || m == Previous }
 
-// String is the match for the audit log and the metrics.
+// String returns the text form for the audit log and the metrics.
 func (m Match) String() string {
 	return [...]string{None: "none", Current: "current", Previous: "previous", Expired: "expired"}[m]
 }
 
-// ErrRotating says that the previous token is still in its grace.
+// ErrRotating is returned during the grace period of the previous token.
 var ErrRotating = errors.New("the previous provisioning token is still valid")
 
-// Check compares what a caller presents, which is untrusted and may be anything,
-// with both tokens. The time it takes depends on the length of what was
-// presented and on nothing that is secret: hashes are compared, and both always.
+// Check compares the presented token, which is untrusted, with both tokens. Its duration
+// depends only on the length of the presented token: it compares hashes, and always both.
 func (t Tokens) Check(now time.Time, presented []byte) Match {
 	shown := sha256.Sum256(presented)
 	match := None
@@ -107,7 +105,7 @@ func (t Tokens) Check(now time.Time, presented []byte) Match {
 	}{{t.Previous, Previous}, {t.Current, Current}} {
 		hash := sha256.Sum256(c.token.Expose())
 		equal := subtle.ConstantTimeCompare(shown[:], hash[:])
-		if c.token.Empty() { // whether there is one is no secret
+		if c.token.Empty() { // whether it exists is not secret
 			equal = 0
 		}
 		match = Match(subtle.ConstantTimeSelect(equal, int(c.found), int(match)))
@@ -118,7 +116,7 @@ func (t Tokens) Check(now time.Time, presented []byte) Match {
 	return match
 }
 
-// Valid are the tokens that are valid at now, the current one first.
+// Valid returns the tokens that are valid at now, the current one first.
 func (t Tokens) Valid(now time.Time) []secret.Bytes {
 	var all []secret.Bytes
 	if !t.Current.Empty() {
@@ -134,19 +132,19 @@ func (t Tokens) inGrace(now time.Time) bool {
 	return !t.Previous.Empty() && now.Before(t.PreviousExpires)
 }
 
-// New makes a first token.
+// New creates the first token.
 func New(now time.Time, rand io.Reader) (Tokens, error) { return Tokens{}.Replace(now, rand) }
 
-// Replace makes a new token and voids every other at once, for when one was stolen.
+// Replace creates a new token and immediately invalidates all others, for example after a theft.
 func (t Tokens) Replace(now time.Time, rand io.Reader) (Tokens, error) {
 	raw := make([]byte, randomBytes)
 	if _, err := io.ReadFull(rand, raw); err != nil {
-		return t, fmt.Errorf("make provisioning token: %w", err)
+		return t, fmt.Errorf("create provisioning token: %w", err)
 	}
 	// base64url without padding needs no escape in a URL, in YAML or in a shell.
 	next := Tokens{Current: secret.New([]byte(base64.RawURLEncoding.EncodeToString(raw)))}
-	// Another previous-expires than before tells whoever reads it that this is
-	// no edit by hand, and that the grace was not forgotten.
+	// A changed previous-expires tells readers that this is not an edit by hand, and that
+	// no grace period is intended.
 	next.PreviousExpires = now.UTC().Truncate(time.Second)
 	if next.PreviousExpires.Equal(t.PreviousExpires) {
 		next.PreviousExpires = next.PreviousExpires.Add(-time.Second)
@@ -154,11 +152,11 @@ func (t Tokens) Replace(now time.Time, rand io.Reader) (Tokens, error) {
 	return next, nil
 }
 
-// Rotate makes a new current token and keeps the old one for grace. It fails
-// with ErrRotating while the last rotation's grace is not over.
+// Rotate creates a new current token and keeps the old one valid for the grace period. It
+// fails with ErrRotating while the previous grace period lasts.
 func (t Tokens) Rotate(now time.Time, rand io.Reader, grace time.Duration) (Tokens, error) {
 	if grace <= 0 || grace > MaxGrace {
-		return t, fmt.Errorf("grace of %v: must be more than 0 and at most %v", grace, MaxGrace)
+		return t, fmt.Errorf("grace period of %v: must be more than 0 and at most %v", grace, MaxGrace)
 	}
 	if t.inGrace(now) {
 		return t, fmt.Errorf("%w, until %s", ErrRotating, t.PreviousExpires.UTC().Format(time.RFC3339))
@@ -171,15 +169,14 @@ func (t Tokens) Rotate(now time.Time, rand io.Reader, grace time.Duration) (Toke
 	return next, nil
 }
 
-// end rounds up: whole seconds survive the journey through a Secret.
+// end returns the end of a grace period, rounded up to the whole seconds that the Secret stores.
 func end(now time.Time, grace time.Duration) time.Time {
 	return now.Add(grace + time.Second - 1).UTC().Truncate(time.Second)
 }
 
-// Edited is what an administrator meant who wrote another current token: the
-// one that was current stays valid for grace. It returns read unchanged if
-// nothing was edited, and if whoever changed the token also said what becomes of
-// the previous one, as Rotate and Replace do by writing another previous-expires.
+// Edited handles an administrator's edit of the current token: the former current token
+// stays valid for the grace period. It returns read unchanged if the token did not change,
+// or if previous-expires changed too, as after Rotate and Replace.
 func Edited(known, read Tokens, now time.Time, grace time.Duration) (tokens Tokens, edited bool) {
 	if known.Current.Empty() || same(known.Current, read.Current) {
 		return read, false
@@ -191,15 +188,15 @@ func Edited(known, read Tokens, now time.Time, grace time.Duration) (tokens Toke
 	return read, true
 }
 
-// Equal reports whether both have the same tokens and the same end of the grace.
+// Equal reports whether t and o have the same tokens and the same PreviousExpires.
 func (t Tokens) Equal(o Tokens) bool {
 	return same(t.Current, o.Current) && same(t.Previous, o.Previous) && t.PreviousExpires.Equal(o.PreviousExpires)
 }
 
 func same(a, b secret.Bytes) bool { return subtle.ConstantTimeCompare(a.Expose(), b.Expose()) == 1 }
 
-// Due is when the token shall be rotated that is rotated every so often; never
-// if every is 0. Made is when a token that was never rotated came to be.
+// Due returns when the token must be rotated next, with the interval every. ok is false if
+// every is 0. made is when a token that was never rotated was created.
 func (t Tokens) Due(made time.Time, every, grace time.Duration) (at time.Time, ok bool) {
 	if every <= 0 || t.Current.Empty() {
 		return time.Time{}, false
@@ -219,36 +216,36 @@ func (t Tokens) Due(made time.Time, every, grace time.Duration) (at time.Time, o
 	return at, true
 }
 
-// ID names a token to an administrator who compares two. It is short enough to
-// say little, and goes into no log.
+// ID returns a short identifier, with which administrators compare tokens. It reveals
+// little of the token and is not logged.
 func ID(token secret.Bytes) string {
 	sum := sha256.Sum256(append([]byte("mcs-attest/provisioning-token/id/v1\x00"), token.Expose()...))
 	return hex.EncodeToString(sum[:3])
 }
 
-// check refuses what is no token. Its errors hold nothing of it.
+// check rejects an invalid token. Its errors do not contain any part of it.
 func check(key string, token []byte) error {
 	seen := map[byte]bool{}
 	padding := false
 	for _, c := range token {
 		switch {
 		case c == '\n' || c == '\r':
-			return fmt.Errorf("%s: a line break inside; a token is one line (base64 -w0)", key)
+			return fmt.Errorf("%s: the token contains a line break; write it in one line (base64 -w0)", key)
 		case !token68(c) || padding && c != '=':
-			return fmt.Errorf("%s: a character that cannot be in an Authorization header; a token has letters, digits, - . _ "+
-				"~ + / and, at its end, =", key)
+			return fmt.Errorf("%s: the token contains a character that an Authorization header does not allow; valid are "+
+				"letters, digits, - . _ ~ + / and, at the end, =", key)
 		}
 		padding = padding || c == '='
 		seen[c] = true
 	}
 	switch {
 	case len(token) < minLength:
-		return fmt.Errorf("%s: %d characters are too few; 32 random bytes in base64 are %d: dd if=/dev/urandom bs=32 "+
-			"count=1 | base64", key, len(token), minLength+1)
+		return fmt.Errorf("%s: the token has %d characters, which is too short; 32 random bytes in base64 have %d: "+
+			"dd if=/dev/urandom bs=32 count=1 | base64", key, len(token), minLength+1)
 	case len(token) > maxLength:
-		return fmt.Errorf("%s: %d characters are too many; at most %d", key, len(token), maxLength)
+		return fmt.Errorf("%s: the token has %d characters; at most %d are allowed", key, len(token), maxLength)
 	case len(seen) < minDistinct:
-		return fmt.Errorf("%s: %d different characters are too few; it was not made at random", key, len(seen))
+		return fmt.Errorf("%s: the token has only %d different characters, so it is not random", key, len(seen))
 	}
 	return nil
 }

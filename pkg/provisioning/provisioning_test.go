@@ -24,7 +24,7 @@ const (
 	tokenC = "zzzzbbbbyyyyddddxxxxffffwwwwhhhhvvvvjjjjuuuu"
 )
 
-// counter is a source of bytes that no two reads have in common.
+// counter is a source of bytes that never repeat.
 type counter struct{ n byte }
 
 func (c *counter) Read(p []byte) (int, error) {
@@ -54,8 +54,8 @@ func data(pairs ...string) map[string][]byte {
 
 func text(s secret.Bytes) string { return string(s.Expose()) }
 
-// A3: what "kubectl create secret generic" makes of the common ways to a token.
-func TestParseTakesWhatPeopleWrite(t *testing.T) {
+// A3: the results of "kubectl create secret generic" for common sources of a token.
+func TestParse_AcceptsCommonSources(t *testing.T) {
 	raw := bytes.Repeat([]byte{0xfb, 0xff, 0x01, 0x7e}, 8)
 	for i := range raw {
 		raw[i] += byte(i)
@@ -75,8 +75,8 @@ func TestParseTakesWhatPeopleWrite(t *testing.T) {
 	}
 }
 
-// A2: the proposal's own command line.
-func TestParseTakesDDAndBase64(t *testing.T) {
+// A2: the command line of the proposal.
+func TestParse_AcceptsDDAndBase64(t *testing.T) {
 	out, err := exec.Command("sh", "-c", "dd if=/dev/urandom bs=32 count=1 2>/dev/null | base64").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestParseTakesDDAndBase64(t *testing.T) {
 	}
 }
 
-func TestParseRefusesAndSaysWhyWithoutTheToken(t *testing.T) {
+func TestParse_ErrorsDoNotContainTheToken(t *testing.T) {
 	expires := noon.Format(time.RFC3339)
 	for _, c := range []struct {
 		name string
@@ -96,17 +96,17 @@ func TestParseRefusesAndSaysWhyWithoutTheToken(t *testing.T) {
 	}{
 		{"nothing", data(), `no key "token"`},
 		{"another key", data("Token", tokenA), `no key "token"`},
-		{"an empty token", data(KeyToken, "\n"), "0 characters are too few"},
-		{"too short", data(KeyToken, tokenA[:42]), "42 characters are too few"},
-		{"too long", data(KeyToken, strings.Repeat(tokenA, 12)), "too many"},
-		{"no random", data(KeyToken, strings.Repeat("ab", 30)), "not made at random"},
-		{"two lines", data(KeyToken, tokenA+"\n"+tokenB), "line break inside"},
-		{"a space", data(KeyToken, tokenA+" "+tokenB), "cannot be in an Authorization header"},
-		{"binary", data(KeyToken, tokenA+"\x00\xff"), "cannot be in an Authorization header"},
-		{"padding inside", data(KeyToken, tokenA+"=A"), "cannot be in an Authorization header"},
+		{"an empty token", data(KeyToken, "\n"), "0 characters, which is too short"},
+		{"too short", data(KeyToken, tokenA[:42]), "42 characters, which is too short"},
+		{"too long", data(KeyToken, strings.Repeat(tokenA, 12)), "at most 512"},
+		{"no random", data(KeyToken, strings.Repeat("ab", 30)), "not random"},
+		{"two lines", data(KeyToken, tokenA+"\n"+tokenB), "contains a line break"},
+		{"a space", data(KeyToken, tokenA+" "+tokenB), "an Authorization header does not allow"},
+		{"binary", data(KeyToken, tokenA+"\x00\xff"), "an Authorization header does not allow"},
+		{"padding inside", data(KeyToken, tokenA+"=A"), "an Authorization header does not allow"},
 		{"a short previous", data(KeyToken, tokenA, KeyPrevious, "short", KeyPreviousExpires, expires),
-			"previous-token: 5 characters"},
-		{"a previous without an end", data(KeyToken, tokenA, KeyPrevious, tokenB), "valid for ever"},
+			"previous-token: the token has 5 characters"},
+		{"a previous without an end", data(KeyToken, tokenA, KeyPrevious, tokenB), "would never expire"},
 		{"an end that is no time", data(KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, tokenC),
 			"previous-expires: not a time"},
 		{"an end without a zone", data(KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, "2026-11-01T12:00:00"),
@@ -129,7 +129,7 @@ func TestParseRefusesAndSaysWhyWithoutTheToken(t *testing.T) {
 	}
 }
 
-func TestGeneratedTokenIs256RandomBitsAndIsTaken(t *testing.T) {
+func TestNew_Creates256RandomBits(t *testing.T) {
 	made, err := New(noon, &counter{})
 	if err != nil {
 		t.Fatal(err)
@@ -177,8 +177,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A18: every comparison is of hashes and by crypto/subtle, and none ends early.
-func TestCheckComparesInConstantTime(t *testing.T) {
+// A18: every comparison uses hashes and crypto/subtle, and none returns early.
+func TestCheck_ComparesInConstantTime(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "provisioning.go", nil, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestCheckComparesInConstantTime(t *testing.T) {
 	}
 }
 
-// A9, A10: exact edges, and no third token.
+// A9, A10: exact limits, and no third token.
 func TestRotate(t *testing.T) {
 	random := &counter{}
 	first, err := New(noon, random)
@@ -256,7 +256,7 @@ func TestRotate(t *testing.T) {
 			t.Errorf("grace %v: %v", grace, err)
 		}
 	}
-	// Half a second more is kept whole by the Secret's seconds.
+	// The Secret's whole seconds never shorten the grace period.
 	odd, err := first.Rotate(noon.Add(time.Millisecond), random, time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -266,9 +266,9 @@ func TestRotate(t *testing.T) {
 	}
 }
 
-// A stolen token is void at once, also in the middle of a grace, also twice a
-// second, and no reader takes it for an edit by hand.
-func TestReplaceVoidsEveryOtherToken(t *testing.T) {
+// A stolen token is invalid immediately, also during a grace period, also twice in a second,
+// and no reader considers the change an edit by hand.
+func TestReplace_InvalidatesAllOtherTokens(t *testing.T) {
 	random := &counter{}
 	first, _ := New(noon, random)
 	second, err := first.Rotate(noon, random, time.Hour)
@@ -329,7 +329,7 @@ func TestEdited(t *testing.T) {
 			!got.PreviousExpires.Equal(c.end) {
 			t.Errorf("%s: %t %s %s %v", c.name, edited, got.Current.Expose(), got.Previous.Expose(), got.PreviousExpires)
 		}
-		// What is written back is not edited for whoever reads it.
+		// A token that was written back does not count as an edit again.
 		if again, edited := Edited(parse(t, c.known...), parse(t, encode(got)...), noon.Add(time.Minute),
 			time.Hour); c.edited && (edited || text(again.Previous) != c.prev) {
 			t.Errorf("%s: read as edited again", c.name)
@@ -347,13 +347,13 @@ func encode(tokens Tokens) (pairs []string) {
 	return pairs
 }
 
-// A8, with a clock of its own.
+// A8, with its own clock.
 func TestDue(t *testing.T) {
 	const day = 24 * time.Hour
 	made := noon
 	tokens := parse(t, KeyToken, tokenA)
 	if _, ok := tokens.Due(made, 0, time.Hour); ok {
-		t.Error("rotated although nobody asked for it")
+		t.Error("rotated without a request")
 	}
 	now := made
 	random := &counter{}
@@ -374,11 +374,11 @@ func TestDue(t *testing.T) {
 	if fmt.Sprint(rotations) != "[24h0m0s 48h0m0s 72h0m0s]" {
 		t.Errorf("rotated after %v", rotations)
 	}
-	// An interval shorter than the grace waits for the grace.
+	// An interval shorter than the grace period waits for its end.
 	if at, _ := tokens.Due(made, time.Minute, time.Hour); !at.Equal(now.Add(time.Hour)) {
 		t.Errorf("due at %v", at)
 	}
-	// A new token is not due at once because its previous one ended at once.
+	// A new token is not due just because the previous one already expired.
 	fresh, _ := New(noon, random)
 	if at, _ := fresh.Due(time.Time{}, time.Hour, time.Hour); !at.Equal(noon.Add(time.Hour)) {
 		t.Errorf("a new one is due at %v", at)
@@ -432,7 +432,7 @@ func TestParseFile(t *testing.T) {
 	}
 }
 
-func TestTokensPrintAsNothing(t *testing.T) {
+func TestTokens_AreNotPrinted(t *testing.T) {
 	tokens := parse(t, KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, noon.Format(time.RFC3339))
 	if s := fmt.Sprintf("%v %+v %#v %+v", tokens, tokens, tokens, View{tokens: tokens}); strings.Contains(s, tokenA) ||
 		strings.Contains(s, tokenB) {

@@ -2,41 +2,41 @@ package provisioning
 
 import "time"
 
-// Presence is whether there is a provisioning token.
+// Presence tells whether a provisioning token exists.
 type Presence int
 
-// The presences. The zero value allows no conclusion: whoever asks waits.
+// The presences. With the zero value, callers wait.
 const (
 	Unknown Presence = iota // not read yet, or never readable
-	Absent                  // there is none
+	Absent                  // it does not exist
 	Present
 )
 
-// String is the presence for a log.
+// String returns the text form for a log.
 func (p Presence) String() string {
 	return [...]string{Unknown: "unknown", Absent: "absent", Present: "present"}[p]
 }
 
-// linger is how long a token that has gone goes on as it was: whoever replaces a
-// Secret by deleting it first means no moment without one.
+// linger is how long a deleted token stays in force, so that a Secret can be replaced by
+// deleting and creating it.
 const linger = 10 * time.Second
 
-// View is what one replica knows of the token at rest: what it read last that
-// could be used. It is a value, and each step returns another. The zero View has
-// read nothing.
+// View is one replica's state of the token: the last valid tokens that it read, and what
+// happened since. It is an immutable value; each method returns a new one. The zero View
+// has read nothing.
 //
-// A Secret that is there and broken never counts as none: the last good tokens
-// stay in force, and without such everyone waits.
+// An invalid Secret never counts as absent: the last valid tokens stay in force, and
+// without any, callers wait.
 type View struct {
 	tokens   Tokens
 	presence Presence
-	gone     time.Time // since when there is none any more; zero: it is there
+	gone     time.Time // when it was deleted; zero if it exists
 	err      error
 }
 
-// Read takes what is at rest now. Where an administrator has edited it (see
-// [Edited]) writeBack is what should be there instead, so that a replica that
-// starts later honours the same grace; nil otherwise.
+// Read returns the View after data was read. If an administrator edited the token (see
+// [Edited]), writeBack is what must be written back, so that replicas that start later use
+// the same grace period. Otherwise it is nil.
 func (v View) Read(now time.Time, data map[string][]byte, grace time.Duration) (next View, writeBack *Tokens) {
 	read, err := Parse(data)
 	if err != nil {
@@ -50,7 +50,7 @@ func (v View) Read(now time.Time, data map[string][]byte, grace time.Duration) (
 	return View{tokens: tokens, presence: Present}, writeBack
 }
 
-// Malformed takes note that there is something, and that it is no token.
+// Malformed returns the View after invalid data was read.
 func (v View) Malformed(now time.Time, err error) View {
 	tokens, presence := v.At(now)
 	if presence != Present {
@@ -59,13 +59,13 @@ func (v View) Malformed(now time.Time, err error) View {
 	return View{tokens: tokens, presence: Present, err: err}
 }
 
-// Failed takes note that nothing could be read; what was known still holds.
+// Failed returns the View after a failed read. The known tokens stay in force.
 func (v View) Failed(err error) View {
 	v.err = err
 	return v
 }
 
-// Gone takes note that there is none.
+// Gone returns the View after a read that found no token.
 func (v View) Gone(now time.Time) View {
 	if v.presence != Present {
 		return View{presence: Absent}
@@ -77,7 +77,7 @@ func (v View) Gone(now time.Time) View {
 	return v
 }
 
-// At is what holds at now. The tokens are empty unless they are present.
+// At returns the state at now. The tokens are empty unless the presence is Present.
 func (v View) At(now time.Time) (Tokens, Presence) {
 	if v.presence == Present && !v.gone.IsZero() && now.Sub(v.gone) >= linger {
 		return Tokens{}, Absent
@@ -85,5 +85,5 @@ func (v View) At(now time.Time) (Tokens, Presence) {
 	return v.tokens, v.presence
 }
 
-// Err is what was wrong with what was read last, or nil.
+// Err returns the error of the last read, or nil.
 func (v View) Err() error { return v.err }

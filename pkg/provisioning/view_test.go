@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestViewKeepsTheLastGoodState(t *testing.T) {
+func TestView_KeepsTheLastValidState(t *testing.T) {
 	want := func(v View, now time.Time, presence Presence, current string, broken bool) {
 		t.Helper()
 		tokens, p := v.At(now)
@@ -30,11 +30,11 @@ func TestViewKeepsTheLastGoodState(t *testing.T) {
 	want(read(good, KeyToken, "short"), noon, Present, tokenA, true)
 	want(read(read(good, KeyToken, "short"), KeyToken, tokenA), noon, Present, tokenA, false)
 
-	// A Secret that is there and broken is not one that is not there.
+	// An invalid Secret does not count as absent.
 	want(read(none, KeyToken, "short"), noon, Unknown, "", true)
 	want(read(none.Gone(noon), KeyToken, "short"), noon, Unknown, "", true)
 
-	// Deleted: for a moment as before, since it may be coming back.
+	// After a deletion the token stays in force for a moment, because it may return.
 	gone := good.Gone(noon).Gone(noon.Add(linger / 2))
 	want(gone, noon.Add(linger-1), Present, tokenA, false)
 	want(gone, noon.Add(linger), Absent, "", false)
@@ -42,9 +42,9 @@ func TestViewKeepsTheLastGoodState(t *testing.T) {
 	want(read(gone, KeyToken, tokenA), noon.Add(time.Hour), Present, tokenA, false)
 }
 
-// A11, A12: an edit has its grace at once on every replica, and what is written
-// back gives the same to one that starts later.
-func TestViewGivesAnEditItsGrace(t *testing.T) {
+// A11, A12: every replica immediately applies the grace period after an edit. The value
+// written back gives it to replicas that start later.
+func TestView_GivesAnEditAGracePeriod(t *testing.T) {
 	first, back := View{}.Read(noon, data(KeyToken, tokenA), time.Hour)
 	if back != nil {
 		t.Fatal("a first token is written back")
@@ -73,13 +73,13 @@ func TestViewGivesAnEditItsGrace(t *testing.T) {
 			}
 		}
 	}
-	// Replaced by deleting it first: the same grace.
+	// Replaced by deleting and creating it: the same grace period.
 	replaced, back := first.Gone(noon).Read(noon.Add(time.Second), data(KeyToken, tokenB), time.Hour)
 	if tokens, _ := replaced.At(noon.Add(time.Second)); back == nil ||
 		tokens.Check(noon.Add(time.Second), []byte(tokenA)) != Previous {
-		t.Error("no grace for a Secret that was deleted and made anew")
+		t.Error("no grace period for a Secret that was deleted and created again")
 	}
-	// Deleted for good, and a new one much later: no grace.
+	// Deleted permanently, and a new one much later: no grace period.
 	fresh, back := first.Gone(noon).Read(noon.Add(time.Hour), data(KeyToken, tokenB), time.Hour)
 	if tokens, _ := fresh.At(noon.Add(time.Hour)); back != nil ||
 		tokens.Check(noon.Add(time.Hour), []byte(tokenA)) != None {

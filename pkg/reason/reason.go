@@ -1,12 +1,14 @@
-// Package reason holds the closed set of reasons for which something is denied.
+// Package reason defines the closed set of reasons for a denial. The service, the
+// gate, the approver and the commands use it.
 //
-// A [Code] is the same word in the RPC error, the metric label, the Event, the
-// record's condition and the audit line. One table says what each code means:
-// whether it is final, what the caller may learn of it (its class), and which
-// HTTP status the gate answers with. Nothing else in the tree decides that.
+// A [Code] has the same text in the RPC error, the metric label, the Event, the
+// record's condition and the audit line. One table defines each code: whether it
+// is final, what the caller may learn of it (its class), and the gate's HTTP
+// status. No other package decides that.
 //
-// Final is only what lies in the caller's own proof or was seen on a live read;
-// everything else is temporary (DESIGN, section 19, rule 12).
+// A denial is final only if its cause is in the caller's own proof, or was
+// confirmed by a live read. All others are temporary (rule 12 of
+// docs/security-rules.md).
 package reason
 
 import (
@@ -20,15 +22,15 @@ import (
 // Code is one reason; its values are those of the contract's enum Reason.
 type Code int32
 
-// Denial is a refusal: a code for everyone, and a detail for the operator alone.
-// It is always returned as an error.
+// Denial is the error of a denied request. Callers receive at most its code; the
+// detail and the cause are only for administrators.
 type Denial struct {
 	Code   Code
-	Detail string // for the audit log; may hold untrusted text
+	Detail string // for the audit log; may contain untrusted text
 	Err    error  // the cause, or nil
 }
 
-// Error is for the operator's eyes.
+// Error returns the code, the detail and the cause, for administrators.
 func (d *Denial) Error() string {
 	s := d.Code.String()
 	if d.Detail != "" {
@@ -48,13 +50,13 @@ func Deny(code Code, format string, a ...any) error {
 	return &Denial{Code: code, Detail: fmt.Sprintf(format, a...)}
 }
 
-// Wrap returns a Denial with a cause. Its code is code, whatever err's was.
+// Wrap returns a Denial with the cause err. Its code is always code, even if err is a Denial.
 func Wrap(code Code, err error, format string, a ...any) error {
 	return &Denial{Code: code, Detail: fmt.Sprintf(format, a...), Err: err}
 }
 
-// From finds the Denial in err. An error without one is our own fault, never
-// the caller's: it becomes [Internal], which is temporary. From(nil) is nil.
+// From returns the Denial in err. An error without one is the verifier's own
+// failure, so it becomes [Internal], which is temporary. From(nil) is nil.
 func From(err error) *Denial {
 	if err == nil {
 		return nil
@@ -66,18 +68,18 @@ func From(err error) *Denial {
 	return &Denial{Code: Internal, Err: err}
 }
 
-// Info is what the table says of a code.
+// Info is the table's entry for a code.
 type Info struct {
 	Name        string // the code's text form
 	Class       mcsattestv1.DenialClass
 	Temporary   bool
-	GateStatus  int    // what the gate answers: 400, 401 or 403 where final, else 503
-	BearerError string // RFC 6750, 3.1; empty where no token was presented or none is at fault
-	Title       string // one sentence for the operator
+	GateStatus  int    // of the gate's response: 400, 401 or 403 if final, else 503
+	BearerError string // RFC 6750, 3.1; empty unless a presented token is at fault
+	Title       string // one sentence for administrators
 	Hint        string // what to do about it
 }
 
-// Info returns the table's entry. A code that is not in the table is answered as [Internal].
+// Info returns the table's entry for c, or that of [Internal] if c is unknown.
 func (c Code) Info() Info {
 	if i, ok := table[c]; ok {
 		return i
@@ -85,7 +87,7 @@ func (c Code) Info() Info {
 	return table[Internal]
 }
 
-// String is the code's text form, for example "EKNotEnrolled".
+// String returns the code's text form, for example "EKNotEnrolled".
 func (c Code) String() string {
 	if i, ok := table[c]; ok {
 		return i.Name
@@ -96,10 +98,10 @@ func (c Code) String() string {
 // Temporary reports whether the same machine may succeed later.
 func (c Code) Temporary() bool { return c.Info().Temporary }
 
-// Codes lists every code in ascending order.
+// Codes returns every code in ascending order.
 func Codes() []Code { return append([]Code(nil), all...) }
 
-// Parse reads the text form.
+// Parse returns the code with the text form name.
 func Parse(name string) (Code, bool) {
 	for c, i := range table {
 		if i.Name == name {
@@ -118,7 +120,7 @@ func temporary(class mcsattestv1.DenialClass, name, title, hint string) Info {
 		Hint: hint}
 }
 
-// status is a final reason whose status at the gate is another than 401.
+// status returns a final reason for which the gate answers with code instead of 401.
 func status(code int, class mcsattestv1.DenialClass, name, title, hint string) Info {
 	i := final(class, name, title, hint)
 	i.GateStatus = code

@@ -11,7 +11,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-func TestTheTableCoversExactlyTheContractsEnum(t *testing.T) {
+func TestTable_MatchesTheContractsEnum(t *testing.T) {
 	known := map[int32]bool{}
 	var last reason.Code
 	for _, c := range reason.Codes() {
@@ -31,8 +31,8 @@ func TestTheTableCoversExactlyTheContractsEnum(t *testing.T) {
 	}
 }
 
-func TestEveryEntryIsWholeAndConsistent(t *testing.T) {
-	// Kubernetes' own pattern for a condition's reason.
+func TestTable_EntriesAreCompleteAndConsistent(t *testing.T) {
+	// The pattern of a condition's reason in Kubernetes.
 	pattern := regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
 	for _, c := range reason.Codes() {
 		i := c.Info()
@@ -47,12 +47,12 @@ func TestEveryEntryIsWholeAndConsistent(t *testing.T) {
 		}
 		evidence := i.Class == mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE
 		if evidence && i.Temporary {
-			t.Errorf("%v: a fault in the caller's own proof is final", c)
+			t.Errorf("%v: a fault in the caller's proof must be final", c)
 		}
 	}
 }
 
-func TestAnErrorWithoutADenialIsOursAndTemporary(t *testing.T) {
+func TestFrom_MapsOtherErrorsToInternal(t *testing.T) {
 	if d := reason.From(errors.New("disk on fire")); d.Code != reason.Internal || !d.Code.Temporary() {
 		t.Errorf("got %v", d)
 	}
@@ -68,26 +68,26 @@ func TestAnErrorWithoutADenialIsOursAndTemporary(t *testing.T) {
 	}
 }
 
-// The agent shows who must act: temporary reasons about a
-// machine are "not yet", those about the verifier "unavailable".
-func TestATemporaryReasonSaysWhoMustAct(t *testing.T) {
-	trouble := map[reason.Code]bool{
+// The agent shows who must act: temporary reasons about a machine are of class
+// "not yet", those about the verifier of class "unavailable".
+func TestTemporaryReasons_ClassNamesWhoMustAct(t *testing.T) {
+	unavailable := map[reason.Code]bool{
 		reason.RateLimited: true, reason.StoreUnavailable: true, reason.UpstreamUnavailable: true,
 		reason.UpstreamInvalid: true,
 		reason.ShuttingDown:    true, reason.Internal: true, reason.ReferenceValuesMissing: true,
 		reason.ProviderUnavailable:   true,
 		reason.CredentialUnavailable: true, reason.ConfigUnavailable: true,
 	}
-	begin := map[reason.Code]bool{ // a new challenge, or another replica, is enough
+	retry := map[reason.Code]bool{ // a new challenge or another replica is enough
 		reason.ChallengeKeyUnknown: true, reason.ChallengeExpired: true, reason.PolicyChanged: true,
 		reason.TokenKeyUnknown: true,
 	}
 	for _, c := range reason.Codes() {
-		if !c.Temporary() || begin[c] {
+		if !c.Temporary() || retry[c] {
 			continue
 		}
 		want := mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET
-		if trouble[c] {
+		if unavailable[c] {
 			want = mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE
 		}
 		if got := c.Info().Class; got != want {

@@ -11,33 +11,34 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
-// A break-glass token is made by an administrator who holds the signing key, for
-// a machine that cannot attest. It names no Machine; its record begins with its
-// first use and serves to count and to show it.
+// An administrator with the signing key makes a break-glass token for a machine that
+// cannot attest. The token names no Machine. Its record starts with its first use, counts
+// the uses, and shows them to administrators.
 const (
 	// BreakGlassNamespace is the namespace in a break-glass token's subject.
 	BreakGlassNamespace = "break-glass"
 
-	// MaxBreakGlass is the longest that one lives.
+	// MaxBreakGlass is the longest lifetime of a break-glass token.
 	MaxBreakGlass = time.Hour
 
-	// breakGlassUID begins a break-glass token's machine UID.
+	// breakGlassUID is the prefix of a break-glass token's machine UID.
 	breakGlassUID  = "break-glass:"
 	breakGlassUses = 3
 )
 
-// BreakGlassUID is the machine UID in the break-glass token with this id.
+// BreakGlassUID returns the machine UID of the break-glass token with this ID.
 func BreakGlassUID(tokenID string) string { return breakGlassUID + tokenID }
 
-// IsBreakGlass reports whether a machine UID is a break-glass token's.
+// IsBreakGlass reports whether a machine UID is that of a break-glass token.
 func IsBreakGlass(uid string) bool { return strings.HasPrefix(uid, breakGlassUID) }
 
-// BreakGlass checks a break-glass token and, when take is set, takes one use. It
-// refuses one that was made for longer than [MaxBreakGlass].
+// BreakGlass checks a break-glass token and, if take is set, counts one use. It denies a
+// token with a lifetime longer than [MaxBreakGlass].
 func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, take bool,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if c.MachineUID != BreakGlassUID(c.ID) || c.Expiry.Sub(c.IssuedAt) > MaxBreakGlass {
-		return nil, reason.Deny(reason.TokenInvalid, "not a break-glass token, or made for longer than %v", MaxBreakGlass)
+		return nil, reason.Deny(reason.TokenInvalid, "not a break-glass token, or its lifetime is longer than %v",
+			MaxBreakGlass)
 	}
 	next := &v1alpha1.MachineAttestation{}
 	if rec != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Credential is the live credential of this id on the record; false if there is
-// none, or if it has ended. One that was revoked says whose it was for as long as the
-// quarantine lasts.
+// Credential returns the live credential with this ID. It returns false if the record has
+// none, or if it has expired. During a quarantine it also returns a revoked one, because
+// that shows whose credential it was.
 func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1alpha1.CredentialStatus, bool) {
 	if rec == nil || id == "" {
 		return v1alpha1.CredentialStatus{}, false
@@ -26,8 +26,8 @@ func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1a
 	return v1alpha1.CredentialStatus{}, false
 }
 
-// CredentialToken returns the token of a machine that may receive a bootstrap credential now: it attested, and
-// it has not joined. nil if it may not. The caller checks the Machine itself.
+// CredentialToken returns the token of a machine that may now receive a bootstrap credential: it attested and has not
+// joined. Otherwise it returns nil. The caller checks the Machine itself.
 func CredentialToken(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.TokenStatus {
 	if rec == nil || rec.Status.Token == nil || !now.Before(rec.Status.Token.Expiry.Time) {
 		return nil
@@ -40,14 +40,14 @@ func CredentialToken(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.
 	return s.Token
 }
 
-// AddCredential adds the bootstrap credential that was made for the machine of a token (rule 2: it is on the
-// record before any client can receive it). It refuses
+// AddCredential adds the bootstrap credential that was made for the machine of a token. It must be on the record
+// before any client can receive it (rule 2 of docs/security-rules.md). AddCredential denies
 //
-//   - a token that is no longer the one of [CredentialToken]: TokenSuperseded
-//   - a credential whose Secret was replaced by a newer one in the meantime: CredentialUnavailable
+//   - a token that [CredentialToken] no longer returns: TokenSuperseded
+//   - a credential whose Secret was since replaced by a newer one: CredentialUnavailable
 //
-// Credentials that have expired are removed, and so are those whose Secret was replaced. If there are too many,
-// the newest stay, and a kubelet with the oldest waits for an administrator.
+// It removes credentials that have expired or whose Secret was replaced. If there are too many, it keeps the newest,
+// and a kubelet with the oldest must wait for an administrator.
 func AddCredential(rec *v1alpha1.MachineAttestation, tokenID string, own credential.Credential,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if t := CredentialToken(rec, now); t == nil || t.ID != tokenID {
@@ -59,8 +59,8 @@ func AddCredential(rec *v1alpha1.MachineAttestation, tokenID string, own credent
 		func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
 	another := func(c v1alpha1.CredentialStatus) bool { return c.Secret == own.Secret && c.SecretUID != own.SecretUID }
 	for _, c := range s.Credentials {
-		if another(c) && !own.Issued.After(c.Issued.Time) { // which was first cannot be told within a second
-			return nil, reason.Deny(reason.CredentialUnavailable, "Secret %s was recreated in the meantime", own.Secret)
+		if another(c) && !own.Issued.After(c.Issued.Time) { // times have a resolution of one second
+			return nil, reason.Deny(reason.CredentialUnavailable, "Secret %s was recreated", own.Secret)
 		}
 	}
 	s.Credentials = slices.DeleteFunc(s.Credentials, another)
@@ -74,8 +74,8 @@ func AddCredential(rec *v1alpha1.MachineAttestation, tokenID string, own credent
 	return next, nil
 }
 
-// Revoked notes that every credential of the record was taken back; nil when that is
-// known.
+// Revoked records that every credential of the record was revoked. It returns nil if that
+// is already recorded.
 func Revoked(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 	if rec == nil || !slices.ContainsFunc(rec.Status.Credentials,
 		func(c v1alpha1.CredentialStatus) bool { return !c.Revoked }) {
@@ -88,40 +88,40 @@ func Revoked(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 	return next
 }
 
-// Approve records the first client certificate of a machine, which is when it has
-// joined (rules 2 and 11). It is called before the approval, so that no two
-// requests can be the first. It refuses
+// Approve records the first client certificate of a machine, and that the machine joined
+// (rules 2 and 11 of docs/security-rules.md). The approver calls it before it approves, so
+// that only one request can be the first. Approve denies
 //
 //   - a quarantined machine: Quarantined
 //   - a credential that the record does not have: CSRCredential
-//   - another key than the one that was approved, or attested: CSRKeyChanged
+//   - a key other than the approved or attested one: CSRKeyChanged
 //
-// The same key again is the same approval, made again: nil changes.
+// For the approved key and node it returns nil: nothing changes.
 func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil {
-		return nil, reason.Deny(reason.CSRCredential, "there is no record")
+		return nil, reason.Deny(reason.CSRCredential, "no record exists")
 	}
 	s := rec.Status
 	if s.Quarantined || rec.Spec.Quarantined {
 		return nil, reason.Deny(reason.Quarantined, "%s/%s", rec.Namespace, rec.Name)
 	}
 	if _, ok := Credential(rec, c.CredentialID, now); !ok {
-		return nil, reason.Deny(reason.CSRCredential, "%s is no live credential of the record", c.CredentialID)
+		return nil, reason.Deny(reason.CSRCredential, "%s is not a live credential of the record", c.CredentialID)
 	}
 	if s.CSRKeySHA256 != "" && s.CSRKeySHA256 != c.PublicKeySHA256 {
-		return nil, reason.Deny(reason.CSRKeyChanged, "the machine attested the key %s, the request has %s", s.CSRKeySHA256,
-			c.PublicKeySHA256)
+		return nil, reason.Deny(reason.CSRKeyChanged, "the machine attested the key %s, but the request has %s",
+			s.CSRKeySHA256, c.PublicKeySHA256)
 	}
 	if s.Certificate != nil {
 		if s.Certificate.PublicKeySHA256 != c.PublicKeySHA256 || s.Certificate.Node != c.Node {
-			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was approved before",
+			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was already approved",
 				s.Certificate.Node, s.Certificate.PublicKeySHA256)
 		}
 		return nil, nil
 	}
 	if s.Phase == v1alpha1.PhaseJoined {
-		return nil, reason.Deny(reason.MachineJoined, "%s/%s joined without a certificate that was approved here",
+		return nil, reason.Deny(reason.MachineJoined, "%s/%s already joined, without a certificate from this approver",
 			rec.Namespace, rec.Name)
 	}
 	next := rec.DeepCopy()
@@ -130,17 +130,17 @@ func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
 	next.Status.Phase = v1alpha1.PhaseJoined
 	next.Status.Token = nil
 	note(&next.Status, now, "Joined", "", "", "as node "+c.Node+", by its certificate")
-	settleRefusal(&next.Status, now)
+	clearRefusal(&next.Status, now)
 	return next, nil
 }
 
-// Refused sets the condition CertificateRefused: a request that was made with a
-// credential of this record is refused. nil when it says so already.
+// Refused sets the condition CertificateRefused after the approver refused a request that
+// was made with a credential of this record. It returns nil if nothing changes.
 func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil {
 		return nil
 	}
-	text := bounded(d.Error())
+	text := truncate(d.Error())
 	for _, c := range rec.Status.Conditions {
 		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue &&
 			c.Reason == d.Code.String() && c.Message == text {
@@ -153,11 +153,11 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 	return next
 }
 
-func settleRefusal(s *v1alpha1.MachineAttestationStatus, now time.Time) {
+func clearRefusal(s *v1alpha1.MachineAttestationStatus, now time.Time) {
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue {
 			condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved",
-				"a request was approved since")
+				"a later request was approved")
 		}
 	}
 }

@@ -20,7 +20,7 @@ func own(n int) *credential.Credential {
 	}
 }
 
-// fetched is a record whose machine received the credential JTI=0.
+// fetched returns a record whose machine received the credential JTI=0.
 func fetched(t *testing.T) *rec {
 	t.Helper()
 	r, err := record.Redeem(added(t, attested(t), own(0), start), claims(), own(0), start.Add(time.Second))
@@ -30,7 +30,7 @@ func fetched(t *testing.T) *rec {
 	return r
 }
 
-// added is a record with a credential that was made for its token.
+// added returns a record with a credential for its token.
 func added(t *testing.T, r *rec, own *credential.Credential, now time.Time) *rec {
 	t.Helper()
 	r, err := record.AddCredential(r, claims().ID, *own, now)
@@ -44,7 +44,7 @@ func certificate() v1alpha1.CertificateStatus {
 	return v1alpha1.CertificateStatus{Node: "worker-0", PublicKeySHA256: "k1", Request: "csr-1", CredentialID: "JTI=0"}
 }
 
-func TestACredentialIsOnTheRecordWithTheUse(t *testing.T) {
+func TestRedeem_RequiresTheCredentialOnTheRecord(t *testing.T) {
 	r := fetched(t)
 	if c, ok := record.Credential(r, "JTI=0", start); !ok || c.SecretUID != "u1" || r.Status.Token.Uses != 1 {
 		t.Errorf("%+v, %d uses", c, r.Status.Token.Uses)
@@ -62,7 +62,7 @@ func TestACredentialIsOnTheRecordWithTheUse(t *testing.T) {
 	}
 }
 
-func TestCredentialsAreBoundedAndThoseThatEndedGo(t *testing.T) {
+func TestAddCredential_RemovesExpiredAndOldest(t *testing.T) {
 	r := fetched(t)
 	for n := 1; n < 3*v1alpha1.MaxCredentials; n++ {
 		r = added(t, r, own(n), start)
@@ -71,7 +71,7 @@ func TestCredentialsAreBoundedAndThoseThatEndedGo(t *testing.T) {
 		t.Errorf("%d credentials", n)
 	}
 	if _, ok := record.Credential(r, fmt.Sprintf("JTI=%d", 3*v1alpha1.MaxCredentials-1), start); !ok {
-		t.Error("the newest is not there")
+		t.Error("the newest is missing")
 	}
 	late := own(100)
 	late.Expiry = start.Add(24 * time.Hour)
@@ -81,15 +81,15 @@ func TestCredentialsAreBoundedAndThoseThatEndedGo(t *testing.T) {
 	}
 }
 
-func TestOfTwoSecretsOfOneNameTheNewerCounts(t *testing.T) {
+func TestAddCredential_PrefersTheNewerSecret(t *testing.T) {
 	r := fetched(t)
 	stale := own(1)
 	stale.SecretUID, stale.Issued = "u0", start.Add(-time.Second)
 	_, err := record.AddCredential(r, claims().ID, *stale, start)
 	wantCode(t, err, reason.CredentialUnavailable)
-	anew := own(1)
-	anew.SecretUID, anew.Issued = "u2", start.Add(time.Second)
-	if r = added(t, r, anew, start); len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
+	next := own(1)
+	next.SecretUID, next.Issued = "u2", start.Add(time.Second)
+	if r = added(t, r, next, start); len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
 		t.Errorf("%+v", r.Status.Credentials)
 	}
 }
@@ -136,7 +136,7 @@ func TestAttack_T49_OnlyTheMachineOfALiveTokenReceivesACredential(t *testing.T) 
 	}
 }
 
-func TestTheFirstCertificateLatches(t *testing.T) {
+func TestApprove_RecordsTheFirstCertificate(t *testing.T) {
 	r, err := record.Approve(fetched(t), certificate(), start.Add(time.Minute))
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestTheFirstCertificateLatches(t *testing.T) {
 		s.Certificate.Node != "worker-0" {
 		t.Errorf("%+v", s)
 	}
-	// The approval may have been lost on its way: the same again changes nothing.
+	// The approval may have failed: the same request again changes nothing.
 	if again, err := record.Approve(r, certificate(), start.Add(2*time.Minute)); err != nil || again != nil {
 		t.Errorf("again: %v, %v", again, err)
 	}
@@ -186,7 +186,7 @@ func TestAttack_T54_NoSecondCertificateOfAMachine(t *testing.T) {
 			r.Status.CSRKeySHA256 = "k0"
 			return r
 		}(), nil, reason.CSRKeyChanged},
-		{"a machine that joined by somebody else's approval", record.Joined(fetched(t), "worker-0", start), nil,
+		{"a machine that joined by a third party's approval", record.Joined(fetched(t), "worker-0", start), nil,
 			reason.MachineJoined},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -204,7 +204,7 @@ func TestAttack_T54_NoSecondCertificateOfAMachine(t *testing.T) {
 	}
 }
 
-func TestTheKeyThatWasAttestedIsTheOneThatIsApproved(t *testing.T) {
+func TestApprove_RequiresTheAttestedKey(t *testing.T) {
 	a := honest(t)
 	a.CSRKeySHA256 = "k1"
 	r, err := record.Attest(nil, a, start)
@@ -219,7 +219,7 @@ func TestTheKeyThatWasAttestedIsTheOneThatIsApproved(t *testing.T) {
 	}
 }
 
-func TestARefusalIsAConditionUntilOneIsApproved(t *testing.T) {
+func TestRefused_SetsAConditionUntilAnApproval(t *testing.T) {
 	d := reason.From(reason.Deny(reason.CSROtherMachine, "asks for worker-1"))
 	r := record.Refused(fetched(t), d, start)
 	if r == nil || !refusedAs(r, "CSROtherMachine", "True") {
@@ -246,7 +246,7 @@ func refusedAs(r *rec, why, status string) bool {
 	return false
 }
 
-func TestAQuarantineRevokesAndARemovalOfItBringsNothingBack(t *testing.T) {
+func TestQuarantine_RevokesCredentialsPermanently(t *testing.T) {
 	m := enrolled(t, "")
 	r := record.Quarantine(fetched(t), m, true, start)
 	if r = record.Revoked(r); r == nil || record.Revoked(r) != nil {
@@ -258,7 +258,7 @@ func TestAQuarantineRevokesAndARemovalOfItBringsNothingBack(t *testing.T) {
 	_, err := record.Approve(r, certificate(), start)
 	wantCode(t, err, reason.Quarantined)
 	lifted := r.DeepCopy()
-	lifted.Status.Quarantined = false // by whatever way
+	lifted.Status.Quarantined = false // in any way
 	if _, ok := record.Credential(lifted, "JTI=0", start); ok {
 		t.Error("a revoked credential counts again")
 	}

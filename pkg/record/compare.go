@@ -6,32 +6,32 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
-// Step is what a record needs next to be in line with its Machine.
+// Step is what must be done next to bring a record in line with its Machine.
 type Step int
 
-// The steps. After each of them the record is compared again.
+// The steps. The record is compared again after each one.
 const (
 	StepNone       Step = iota
-	StepQuarantine      // latch the quarantine
+	StepQuarantine      // record the quarantine
 	StepRevoke          // revoke the bootstrap credentials of a quarantined machine
-	StepJoin            // latch that the machine has joined
-	StepRelease         // no object demands the quarantine any more
-	StepRestate         // an object demands the quarantine again
+	StepJoin            // record that the machine joined
+	StepRelease         // no object requires the quarantine anymore
+	StepRestate         // an object requires the quarantine again
 	StepCreate          // the record does not exist
 	StepDelete          // the Machine was deleted
 )
 
-// State is what is known of a record. The zero value is a record that does not exist.
+// State summarizes a record. The zero value is a record that does not exist.
 type State struct {
 	Exists      bool
 	Joined      bool
 	Quarantined bool
-	Restored    bool // no object demands the quarantine since a restore of etcd
+	Restored    bool // no object requires the quarantine since a restore of etcd
 	Unrevoked   bool // it has live bootstrap credentials that can be revoked
 }
 
-// Compare returns the next step for the record of a Machine. A step that takes a right away
-// comes before one that does not. m is nil if the Machine was deleted.
+// Compare returns the next step for the record of a Machine. Steps that revoke a right come first. m is nil if the
+// Machine was deleted.
 func Compare(s State, m *machine.Machine, now time.Time) Step {
 	if m == nil {
 		return StepDelete

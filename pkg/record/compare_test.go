@@ -11,12 +11,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
-// compared returns a Machine as an inventory has it.
+// compared returns a Machine as in an inventory.
 func compared(t *testing.T, quarantined bool, change func(*machine.Machine)) *machine.Machine {
 	t.Helper()
 	r := machine.NewRegistry(nil)
 	r.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u"})
-	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+	e, err := machine.NewEnrollment(v1alpha1.MachineAttestation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "stop"},
 		Spec: v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"},
 			Quarantined: quarantined},
@@ -24,7 +24,7 @@ func compared(t *testing.T, quarantined bool, change func(*machine.Machine)) *ma
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.PutEnrolment(e)
+	r.PutEnrollment(e)
 	m, _ := r.ByUID("u")
 	if m == nil || m.Quarantined() != quarantined {
 		t.Fatalf("quarantined: %+v", m)
@@ -71,8 +71,8 @@ func TestCompare(t *testing.T) {
 		{name: "joined and in line", state: record.State{Exists: true, Joined: true}, change: joined, want: record.StepNone},
 		{name: "joined with a grant", state: recorded, change: func(m *machine.Machine) {
 			joined(m)
-			m.Enrolment = &v1alpha1.MachineAttestation{}
-			m.Enrolment.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(now.Add(time.Hour))}
+			m.Enrollment = &v1alpha1.MachineAttestation{}
+			m.Enrollment.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(now.Add(time.Hour))}
 		}, want: record.StepNone},
 		{name: "joined, and a quarantine to release", state: record.State{Exists: true, Quarantined: true}, change: joined,
 			want: record.StepJoin},

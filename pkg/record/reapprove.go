@@ -6,11 +6,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// Reapprove is [Approve] where the first certificate never came about: the machine's
-// kubelet gave up a request, with the key replaced, between what Approve wrote and
-// the approval, and asks again with another key. The caller has made sure that no
-// request with the key replaced was approved, or will be. A record with another
-// certificate by now, or for another node, is decided by Approve.
+// Reapprove calls [Approve] for a machine whose first certificate was recorded but never
+// issued: after the record was written, but before the approval, its kubelet abandoned
+// the request with the key replaced, and now requests with another key. The caller must
+// ensure that no request with the key replaced was or will be approved. If the record now
+// has another certificate, or one for another node, Approve decides.
 func Reapprove(rec *v1alpha1.MachineAttestation, replaced string, c v1alpha1.CertificateStatus,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil || replaced == "" || replaced == c.PublicKeySHA256 {

@@ -9,14 +9,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
-func TestACertificateThatNeverCameAboutIsReplaced(t *testing.T) {
+func TestReapprove_ReplacesAnUnissuedCertificate(t *testing.T) {
 	r, err := record.Approve(fetched(t), certificate(), start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	anew := certificate()
-	anew.PublicKeySHA256, anew.Request = "k2", "csr-2"
-	r, err = record.Reapprove(r, "k1", anew, start.Add(time.Minute))
+	next := certificate()
+	next.PublicKeySHA256, next.Request = "k2", "csr-2"
+	r, err = record.Reapprove(r, "k1", next, start.Add(time.Minute))
 	if err != nil || r == nil {
 		t.Fatalf("%v, %v", r, err)
 	}
@@ -26,12 +26,12 @@ func TestACertificateThatNeverCameAboutIsReplaced(t *testing.T) {
 	}
 	_, err = record.Approve(r, certificate(), start.Add(time.Minute))
 	wantCode(t, err, reason.CSRKeyChanged)
-	if again, err := record.Reapprove(r, "k1", anew, start.Add(2*time.Minute)); err != nil || again != nil {
+	if again, err := record.Reapprove(r, "k1", next, start.Add(2*time.Minute)); err != nil || again != nil {
 		t.Errorf("the same again: %v, %v", again, err)
 	}
 }
 
-func TestAttack_T54_OnlyWhatWasSeenIsReplaced(t *testing.T) {
+func TestAttack_T54_OnlyTheExpectedKeyIsReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		replaced string
 		change   func(*rec)
@@ -42,7 +42,7 @@ func TestAttack_T54_OnlyWhatWasSeenIsReplaced(t *testing.T) {
 		"no key is named":                    {"", nil, nil, reason.CSRKeyChanged},
 		"another name": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" },
 			reason.CSRKeyChanged},
-		"a credential of nobody": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" },
+		"a credential of no machine": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" },
 			reason.CSRCredential},
 		"a quarantined machine":         {"k1", func(r *rec) { r.Status.Quarantined = true }, nil, reason.Quarantined},
 		"not the key that was attested": {"k1", func(r *rec) { r.Status.CSRKeySHA256 = "k1" }, nil, reason.CSRKeyChanged},
@@ -56,12 +56,12 @@ func TestAttack_T54_OnlyWhatWasSeenIsReplaced(t *testing.T) {
 			if c.change != nil {
 				c.change(r)
 			}
-			anew := certificate()
-			anew.PublicKeySHA256 = "k2"
+			next := certificate()
+			next.PublicKeySHA256 = "k2"
 			if c.csr != nil {
-				c.csr(&anew)
+				c.csr(&next)
 			}
-			_, err = record.Reapprove(r, c.replaced, anew, start)
+			_, err = record.Reapprove(r, c.replaced, next, start)
 			wantCode(t, err, c.want)
 		})
 	}

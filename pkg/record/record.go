@@ -1,5 +1,6 @@
-// Package record is the life of a Machine's record: the pure steps that take a
-// MachineAttestation from one state to the next, or refuse to.
+// Package record is the state machine of a Machine's record, a MachineAttestation.
+// Each function is one pure step: it returns the next state, or a denial. The stores,
+// and the controllers that keep records, apply each step as one atomic change.
 //
 //	            attest            fetch             join
 //	(none) ──────────▶ Attested ─────────▶ Fetched ─────────▶ Joined
@@ -8,10 +9,9 @@
 //	    ▼                            ▲                           │
 //	 Denied ─────────────────────────┴───────────────────────────┘
 //
-// First writer wins: an identity once recorded is only ever confirmed or
-// extended (DESIGN, section 19, rules 3, 4 and 13). Joined is a latch that only
-// an administrator's unexpired grant reopens (rule 11). A store applies each
-// step as one atomic change.
+// The first writer wins: later steps only confirm or extend a recorded identity
+// (rules 3, 4 and 13 of docs/security-rules.md). Joined is a latch, which only an
+// administrator's unexpired grant opens (rule 11).
 package record
 
 import (
@@ -29,10 +29,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
-// MaxReports is how many failure reports one ticket carries.
+// MaxReports is the number of failure reports that one ticket permits.
 const MaxReports = 8
 
-// Attestation is a verdict to be recorded.
+// Attestation is a verdict that a store records.
 type Attestation struct {
 	Machine       *machine.Machine
 	Identity      v1alpha1.RecordedIdentity
@@ -47,31 +47,29 @@ type Attestation struct {
 	ChallengeID   string // set under the binding "terminated"
 	ChallengeEnds time.Time
 	CorrelationID string
-	// Replayable: nothing in the evidence is of this conversation.
+	// Replayable reports that no evidence is bound to this exchange.
 	Replayable bool
-	// CSRKeySHA256 is the key that the machine attested for its kubelet, hexadecimal,
-	// or empty.
+	// CSRKeySHA256 is the hash of the key that the machine attested for its kubelet, in
+	// hexadecimal, or "".
 	CSRKeySHA256 string
 }
 
-// minInterval is how soon after an attestation the same machine may have
-// another token (rule 9). A second first boot takes longer than that.
+// minInterval is the shortest time between two tokens of one machine (rule 9 of
+// docs/security-rules.md). A second first boot takes longer.
 const minInterval = 5 * time.Second
 
-// Attest records a. It refuses
+// Attest records an attestation. It denies
 //
 //   - a quarantined Machine: Quarantined
 //   - a Machine that joined, without an unexpired grant: MachineJoined
-//   - another identity than the recorded one: IdentityConflict; where the record
-//     rests on first use both wait, PendingApproval
-//   - a challenge that was answered before: ChallengeUsed
-//   - a second attestation by nothing but what can be replayed, unless there is a
-//     grant: EvidenceUnacceptable
+//   - another identity than the recorded one: IdentityConflict, or PendingApproval
+//     if the record is based on first use
+//   - a challenge that was already answered: ChallengeUsed
+//   - a second attestation that is Replayable, without a grant: EvidenceUnacceptable
 //   - a second token within a few seconds: RateLimited
 //
-// rec is nil when there is no record yet. Where the record is an object of the
-// API, its own spec was read together with it: a quarantine or a grant there
-// counts beside what is known of the Machine.
+// rec is nil if no record exists. If rec is an object of the API, its spec is as fresh
+// as its status, so a quarantine or a grant in it counts in addition to the Machine's.
 func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1alpha1.MachineAttestation, error) {
 	next := begin(rec, a.Machine)
 	s := &next.Status
@@ -82,18 +80,18 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 		if err := useGrant(next, a.Machine, now); err != nil {
 			return nil, err
 		}
-		s.Credentials = nil // of the life before: they are on a disk that somebody may have read
+		s.Credentials = nil // a third party may have read those on the old disk
 	}
 	if err := sameIdentity(s.Identity, a.Identity); err != nil {
 		if firstUse(s) {
 			return nil, reason.Wrap(reason.PendingApproval, err,
-				"the record of Machine %s rests on first use, so nobody knows which of the two is right", a.Machine)
+				"the record of Machine %s is based on first use, so either of the two identities may be right", a.Machine)
 		}
 		return nil, err
 	}
 	if contested(s) && a.Endorsement == v1alpha1.EndorsementManufacturer {
 		return nil, reason.Deny(reason.PendingApproval,
-			"Machine %s is contested: its record rests on first use, and another identity was proven for it since", a.Machine)
+			"Machine %s is contested: its record is based on first use, and another identity was proven for it later", a.Machine)
 	}
 	if a.ChallengeID != "" {
 		if err := useChallenge(s, a, now); err != nil {
@@ -103,16 +101,16 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	if a.Replayable && s.LastAttested != nil {
 		if grant(next, a.Machine, now) == nil {
 			return nil, reason.Deny(reason.EvidenceUnacceptable,
-				"Machine %s attested before, and what it shows now could be a copy: an instance document has no nonce", a.Machine)
+				"Machine %s attested before, and its evidence could be a copy: an instance document has no nonce", a.Machine)
 		}
-		if s.Phase != v1alpha1.PhaseJoined && !a.Machine.Joined() { // else it was used above
+		if s.Phase != v1alpha1.PhaseJoined && !a.Machine.Joined() { // otherwise it was used above
 			if err := useGrant(next, a.Machine, now); err != nil {
 				return nil, err
 			}
 		}
 	}
 	if s.LastAttested != nil && a.TokenID != "" {
-		// Another replica's clock may have been ahead: then nothing can be said.
+		// A negative interval means that another replica's clock is ahead; it is ignored.
 		if ago := now.Sub(s.LastAttested.Time); ago >= 0 && ago < minInterval {
 			return nil, reason.Deny(reason.RateLimited, "attested %v ago", ago.Round(time.Millisecond))
 		}
@@ -129,11 +127,11 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	s.Ticket = &v1alpha1.TicketStatus{ID: a.TicketID}
 	s.Report = nil
 	s.CSRKeySHA256 = a.CSRKeySHA256
-	s.Certificate = nil // what is installed now will have another
+	s.Certificate = nil // the new installation will get another
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ConditionFirstBootFailed {
 			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain",
-				"a new first boot is under way")
+				"a new first boot has started")
 		}
 	}
 	note(s, now, "Attested", "", a.CorrelationID, attestedBy(a))
@@ -144,9 +142,9 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	return next, nil
 }
 
-// Denied records why a Machine whose identity was proven was turned away. It
-// never changes the identity, the token or a phase beyond Denied: a denial is
-// no weapon (rule 3).
+// Denied records why a Machine with a proven identity was denied. It never changes the
+// identity, the token or a phase beyond Denied, so a denial cannot be used to harm the
+// Machine (rule 3 of docs/security-rules.md). It returns nil for a recent duplicate.
 func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Denial, correlationID string,
 	now time.Time) *v1alpha1.MachineAttestation {
 	next := begin(rec, m)
@@ -154,12 +152,12 @@ func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Deni
 	if s.Phase == "" || s.Phase == v1alpha1.PhasePending {
 		s.Phase = v1alpha1.PhaseDenied
 	}
-	// A machine that asks every few seconds for the same reason is one entry.
+	// Repeated denials for the same reason are one entry per minute.
 	if n := len(s.History); n > 0 && s.History[n-1].Reason == d.Code.String() &&
 		now.Sub(s.History[n-1].Time.Time) < time.Minute {
 		return nil
 	}
-	text := bounded(strings.TrimPrefix(d.Error(), d.Code.String()+": "))
+	text := truncate(strings.TrimPrefix(d.Error(), d.Code.String()+": "))
 	note(s, now, "Denied", d.Code.String(), correlationID, text)
 	if s.Phase == v1alpha1.PhaseDenied {
 		condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionFalse, d.Code.String(), text)
@@ -170,13 +168,15 @@ func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Deni
 	return next
 }
 
-// Redeemable says whether the record still allows what the token says:
+// Redeemable checks that the record still allows what the token grants:
 //
-//   - there is a record, and the token is its live one: TokenSuperseded
-//   - it has uses left: TokenUsedUp
+//   - a record exists, and the token is its live one: TokenSuperseded
+//   - the machine is not quarantined: Quarantined
 //   - the Machine has not joined: MachineJoined
+//   - the record is not contested: PendingApproval
+//   - it has uses left: TokenUsedUp
 //
-// The Machine's own state is the caller's to check, on its freshest view.
+// The caller checks the Machine itself, on its freshest state.
 func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != c.ID {
 		return reason.Deny(reason.TokenSuperseded, "token %s is not the live token of %s", c.ID, c.Subject)
@@ -189,7 +189,7 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	}
 	if contested(&rec.Status) {
 		return reason.Deny(reason.PendingApproval,
-			"%s is contested: its record rests on first use, and another identity was proven for it since", c.Subject)
+			"%s is contested: its record is based on first use, and another identity was proven for it later", c.Subject)
 	}
 	if rec.Status.Token.Uses >= rec.Status.Token.MaxUses {
 		return reason.Deny(reason.TokenUsedUp, "token %s was used %d times", c.ID, rec.Status.Token.Uses)
@@ -197,8 +197,8 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	return nil
 }
 
-// Redeem takes one use of the token. The credential that goes out with the config must be on the record, see
-// [AddCredential] (rule 2); nil is none.
+// Redeem counts one use of the token. The credential that is delivered with the config must already be on the record,
+// see [AddCredential] (rule 2 of docs/security-rules.md); nil means none.
 func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Credential,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if err := Redeemable(rec, c); err != nil {
@@ -218,7 +218,7 @@ func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Cr
 	return next, nil
 }
 
-// Used names the use that was just taken.
+// Used adds the ID of the use that [Redeem] counted.
 func Used(rec *v1alpha1.MachineAttestation, useID string) {
 	rec.Status.Token.UseIDs = append(rec.Status.Token.UseIDs, useID)
 }
@@ -247,7 +247,7 @@ func Return(rec *v1alpha1.MachineAttestation, tokenID string, unserved []string)
 	return next
 }
 
-// Joined latches: the Machine is a Node.
+// Joined records that the Machine is a Node. It returns nil if that is already recorded.
 func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil || rec.Status.Phase == v1alpha1.PhaseJoined {
 		return nil
@@ -259,22 +259,22 @@ func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alp
 	return next
 }
 
-// firstUse: the record rests on nothing but that its TPM was the first (DESIGN,
-// section 19, rule 3).
+// firstUse reports whether the record is based only on the fact that its TPM was the
+// first for the Machine (rule 3 of docs/security-rules.md).
 func firstUse(s *v1alpha1.MachineAttestationStatus) bool {
 	return s.Endorsement == v1alpha1.EndorsementManufacturer
 }
 
-// contested: and another identity was proven for the same Machine since. It is for
-// an administrator to say which is right, by an enrolment or by deleting the record.
+// contested reports whether, in addition, another identity was proven for the same
+// Machine. An administrator must decide, by an enrollment or by deleting the record.
 func contested(s *v1alpha1.MachineAttestationStatus) bool {
 	return firstUse(s) && slices.ContainsFunc(s.Conditions, func(c metav1.Condition) bool {
 		return c.Type == v1alpha1.ConditionConflict && c.Status == metav1.ConditionTrue
 	})
 }
 
-// Quarantine latches what an administrator's object says, or lifts it again; nil
-// when nothing changes. The latch outlives an object that can no longer be read.
+// Quarantine records the quarantine of an administrator's object, or its end. It returns
+// nil if nothing changes. The record keeps the quarantine if the object becomes unreadable.
 func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantined bool,
 	now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil && !quarantined || rec != nil && rec.Status.Quarantined == quarantined {
@@ -291,8 +291,8 @@ func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantine
 	return next
 }
 
-// RoleMismatch records that the machine's Node has a role that its pool does not have;
-// with an empty text, that it no longer has. It returns nil where nothing changes.
+// RoleMismatch records that the machine's Node has a role that its pool does not have.
+// An empty text records that it no longer has it. It returns nil if nothing changes.
 func RoleMismatch(rec *v1alpha1.MachineAttestation, text string, now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil {
 		return nil
@@ -306,15 +306,15 @@ func RoleMismatch(rec *v1alpha1.MachineAttestation, text string, now time.Time) 
 	next := rec.DeepCopy()
 	if text == "" {
 		condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionFalse, "RoleOfPool",
-			"the Node has no control-plane role now")
+			"the Node no longer has a control-plane role")
 		return next
 	}
-	note(&next.Status, now, "RoleMismatch", "", "", bounded(text))
-	condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionTrue, "ControlPlaneRole", bounded(text))
+	note(&next.Status, now, "RoleMismatch", "", "", truncate(text))
+	condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionTrue, "ControlPlaneRole", truncate(text))
 	return next
 }
 
-// Report records a failure report (rule 15). The text is untrusted and bounded.
+// Report records a failure report (rule 15 of docs/security-rules.md). Its text is untrusted.
 func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.FailureReport, correlationID string,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil || rec.Status.Ticket == nil || rec.Status.Ticket.ID != ticketID {
@@ -328,13 +328,13 @@ func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.Failur
 	s.Ticket.Uses++
 	r.Time = metav1.NewTime(now)
 	s.Report = &r
-	note(s, now, "Failed", "", correlationID, bounded(r.Unit+": "+r.Result))
+	note(s, now, "Failed", "", correlationID, truncate(r.Unit+": "+r.Result))
 	condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionTrue, "StageFailed",
-		bounded(r.Unit+" failed: "+r.Result))
+		truncate(r.Unit+" failed: "+r.Result))
 	return next, nil
 }
 
-// New is the record of a Machine of which nothing was recorded yet.
+// New returns the record of a Machine for which nothing was recorded.
 func New(m *machine.Machine) *v1alpha1.MachineAttestation { return begin(nil, m) }
 
 func begin(rec *v1alpha1.MachineAttestation, m *machine.Machine) *v1alpha1.MachineAttestation {
@@ -348,56 +348,57 @@ func begin(rec *v1alpha1.MachineAttestation, m *machine.Machine) *v1alpha1.Machi
 	return next
 }
 
-// sameIdentity is rule 13: every recorded component must be present and equal.
-func sameIdentity(recorded, shown v1alpha1.RecordedIdentity) error {
-	for _, c := range []struct{ name, recorded, shown string }{
-		{"EK", recorded.EKSHA256, shown.EKSHA256},
-		{"AK", recorded.AKSHA256, shown.AKSHA256},
-		{"provider ID", machine.NormalProviderID(recorded.ProviderID), machine.NormalProviderID(shown.ProviderID)},
-		{"instance ID", recorded.InstanceID, shown.InstanceID},
+// sameIdentity checks that the presented identity has every recorded component (rule 13
+// of docs/security-rules.md).
+func sameIdentity(recorded, presented v1alpha1.RecordedIdentity) error {
+	for _, c := range []struct{ name, recorded, presented string }{
+		{"EK", recorded.EKSHA256, presented.EKSHA256},
+		{"AK", recorded.AKSHA256, presented.AKSHA256},
+		{"provider ID", machine.NormalProviderID(recorded.ProviderID), machine.NormalProviderID(presented.ProviderID)},
+		{"instance ID", recorded.InstanceID, presented.InstanceID},
 	} {
-		if c.recorded != "" && c.recorded != c.shown {
-			return reason.Deny(reason.IdentityConflict, "the recorded %s is %s, shown was %q", c.name, c.recorded, c.shown)
+		if c.recorded != "" && c.recorded != c.presented {
+			return reason.Deny(reason.IdentityConflict, "the recorded %s is %s, the presented one is %q", c.name,
+				c.recorded, c.presented)
 		}
 	}
 	return nil
 }
 
-func merge(recorded, shown v1alpha1.RecordedIdentity) v1alpha1.RecordedIdentity {
+func merge(recorded, presented v1alpha1.RecordedIdentity) v1alpha1.RecordedIdentity {
 	if recorded.EKSHA256 == "" {
-		recorded.EKSHA256 = shown.EKSHA256
+		recorded.EKSHA256 = presented.EKSHA256
 	}
 	if recorded.AKSHA256 == "" {
-		recorded.AKSHA256 = shown.AKSHA256
+		recorded.AKSHA256 = presented.AKSHA256
 	}
 	if recorded.ProviderID == "" {
-		recorded.ProviderID = shown.ProviderID
+		recorded.ProviderID = presented.ProviderID
 	}
 	if recorded.InstanceID == "" {
-		recorded.InstanceID = shown.InstanceID
+		recorded.InstanceID = presented.InstanceID
 	}
 	return recorded
 }
 
-// grant is the end of the Machine's grant that counts now, nil if there is none.
-// What is known of the Machine may be older than the record: a grant that the
-// record's own spec no longer has is withdrawn.
+// grant returns the end of the Machine's current grant, or nil. The record may be newer
+// than m: if its own spec no longer has the grant, the grant was withdrawn.
 func grant(rec *v1alpha1.MachineAttestation, m *machine.Machine, now time.Time) *metav1.Time {
-	own := machine.Machine{Enrolment: rec}
+	own := machine.Machine{Enrollment: rec}
 	if own.Granted(now) {
 		return &rec.Spec.Reattest.Until
 	}
-	if m.Granted(now) && (rec.UID == "" || m.Enrolment.UID != rec.UID) {
-		return &m.Enrolment.Spec.Reattest.Until
+	if m.Granted(now) && (rec.UID == "" || m.Enrollment.UID != rec.UID) {
+		return &m.Enrollment.Spec.Reattest.Until
 	}
 	return nil
 }
 
-// maxGrantAttestations is what one grant is good for: one provisioning, which may
-// take two first boots and a retry.
+// maxGrantAttestations is the number of attestations that one grant permits. It covers
+// one provisioning, with two first boots and a retry.
 const maxGrantAttestations = 3
 
-// useGrant consumes a grant (rule 11): each is told from the next by its end.
+// useGrant counts one use of a grant (rule 11 of docs/security-rules.md). The end of a grant identifies it.
 func useGrant(rec *v1alpha1.MachineAttestation, m *machine.Machine, now time.Time) error {
 	s, until := &rec.Status, grant(rec, m, now)
 	if until == nil {
@@ -407,7 +408,7 @@ func useGrant(rec *v1alpha1.MachineAttestation, m *machine.Machine, now time.Tim
 	if fresh {
 		s.GrantUsed, s.GrantAttestations = until, 0
 	}
-	// The latch fell again since: that provisioning is over.
+	// The Machine joined again, so the provisioning of this grant is complete.
 	over := !fresh && s.Phase == v1alpha1.PhaseJoined
 	if over || s.GrantAttestations >= maxGrantAttestations {
 		return reason.Deny(reason.MachineJoined, "Machine %s joined and has used its grant %d times", m, s.GrantAttestations)
@@ -421,7 +422,7 @@ func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.
 		func(c v1alpha1.AnsweredChallenge) bool { return c.Expiry.Time.Before(now) })
 	for _, c := range s.Challenges {
 		if c.ID == a.ChallengeID {
-			return reason.Deny(reason.ChallengeUsed, "challenge %s was answered before", a.ChallengeID)
+			return reason.Deny(reason.ChallengeUsed, "challenge %s was already answered", a.ChallengeID)
 		}
 	}
 	s.Challenges = append(s.Challenges,
@@ -429,7 +430,7 @@ func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.
 	return nil
 }
 
-// attestedBy says for a person what it was that convinced.
+// attestedBy describes the accepted evidence for administrators.
 func attestedBy(a Attestation) string {
 	var words []string
 	if a.Endorsement != "" {
@@ -470,7 +471,7 @@ func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string,
 
 const maxMessage = 1024
 
-func bounded(s string) string {
+func truncate(s string) string {
 	if len(s) > maxMessage {
 		return s[:maxMessage]
 	}

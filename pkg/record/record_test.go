@@ -20,7 +20,7 @@ var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 type rec = v1alpha1.MachineAttestation
 
-// enrolled is a Machine that an administrator enrolled, with more in its spec.
+// enrolled returns an enrolled Machine, with changes to its spec.
 func enrolled(t *testing.T, spec string) *machine.Machine {
 	t.Helper()
 	in, problems := machine.Parse("m1.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: "+
@@ -76,7 +76,7 @@ func wantCode(t *testing.T, err error, want reason.Code) {
 	}
 }
 
-func TestTheFirstAttestationMakesTheRecord(t *testing.T) {
+func TestAttest_CreatesTheRecord(t *testing.T) {
 	r := attested(t)
 	s := r.Status
 	if r.Namespace != "default" || r.Name != "m1" || s.MachineUID != honest(t).Machine.UID ||
@@ -108,8 +108,8 @@ func TestAttestAgain(t *testing.T) {
 		want   reason.Code // 0: accepted
 	}{
 		{name: "the same machine, a little later", after: time.Minute},
-		{name: "at once", after: time.Second, want: reason.RateLimited},
-		{name: "at once, under Audit, where there is no token", after: time.Second,
+		{name: "immediately", after: time.Second, want: reason.RateLimited},
+		{name: "immediately, in mode Audit, without a token", after: time.Second,
 			change: func(_ *testing.T, a *record.Attestation) { a.TokenID = "" }},
 		{name: "by a replica whose clock is behind", after: -time.Minute},
 		{name: "with another EK", after: time.Minute, want: reason.IdentityConflict,
@@ -166,10 +166,10 @@ func TestAttestAgain(t *testing.T) {
 		{name: "after it joined, by a grant that the record's own spec has no more", after: 2 * time.Minute,
 			want:   reason.MachineJoined,
 			before: func(t *testing.T) *rec { r := joined(t); r.UID = "object1"; return r },
-			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrolment.UID = "object1" }},
+			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrollment.UID = "object1" }},
 		{name: "after it joined, by a grant in another object", after: 2 * time.Minute,
 			before: func(t *testing.T) *rec { r := joined(t); r.UID = "object1"; return r },
-			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrolment.UID = "object2" }},
+			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrollment.UID = "object2" }},
 		{name: "with another EK, by a grant", before: joined, after: 2 * time.Minute, want: reason.IdentityConflict,
 			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Identity.EKSHA256 = "ek2" }},
 	} {
@@ -206,7 +206,7 @@ func TestAttestAgain(t *testing.T) {
 	}
 }
 
-// An instance document has no nonce: whoever has a copy is as good as the machine.
+// An instance document has no nonce, so a copy is as good as the original.
 func TestAttack_T05_ADocumentThatCanBeReplayedIsGoodOnce(t *testing.T) {
 	first := honest(t)
 	first.Identity = v1alpha1.RecordedIdentity{ProviderID: "aws:///zone/i-0", InstanceID: "aws:i-0"}
@@ -224,13 +224,13 @@ func TestAttack_T05_ADocumentThatCanBeReplayedIsGoodOnce(t *testing.T) {
 	_, err = record.Attest(r, again, later)
 	wantCode(t, err, reason.EvidenceUnacceptable)
 
-	// With something of this conversation beside it the machine may begin again.
+	// With evidence that is bound to this exchange, the machine may start again.
 	fresh := again
 	fresh.Replayable, fresh.Evidence = false, []v1alpha1.EvidenceSummary{{Kind: "aws-iid"}, {Kind: "aws-sts"}}
 	if _, err := record.Attest(r, fresh, later); err != nil {
 		t.Errorf("a signed challenge beside it: %v", err)
 	}
-	// An administrator's grant says that it is meant.
+	// An administrator's grant permits it.
 	granted := r.DeepCopy()
 	granted.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(later.Add(time.Hour))}
 	if _, err := record.Attest(granted, again, later); err != nil {
@@ -254,7 +254,7 @@ func TestAttack_T10_AnotherInstanceUnderTheRecordedName(t *testing.T) {
 	wantCode(t, err, reason.IdentityConflict)
 }
 
-func TestAGrantIsUsedOnce(t *testing.T) {
+func TestGrant_CoversOneProvisioning(t *testing.T) {
 	a := honest(t)
 	a.Machine = enrolled(t, "  reattest: {until: \""+start.Add(time.Hour).Format(time.RFC3339)+"\"}\n")
 	r, err := record.Attest(joined(t), a, start.Add(2*time.Minute))
@@ -291,7 +291,7 @@ func TestAttack_T44_ChallengeAnsweredTwiceBehindAFrontEnd(t *testing.T) {
 	}
 }
 
-func TestAttack_T43_DenialIsNoWeapon(t *testing.T) {
+func TestAttack_T43_ADenialDoesNotHarmTheMachine(t *testing.T) {
 	m := honest(t).Machine
 	conflict := reason.From(reason.Deny(reason.IdentityConflict, "another EK"))
 	for name, before := range map[string]*rec{
@@ -329,7 +329,7 @@ func hasCondition(s v1alpha1.MachineAttestationStatus, kind string, status metav
 	return false
 }
 
-func TestDenialsOfAMachineThatWasNeverAccepted(t *testing.T) {
+func TestDenied_RecordsAnUnacceptedMachine(t *testing.T) {
 	m := honest(t).Machine
 	d := reason.From(reason.Deny(reason.MeasuredBoot, "PCR 7: %s", strings.Repeat("x", 4000)))
 	r := record.Denied(nil, m, d, "c1", start)
@@ -346,7 +346,7 @@ func TestDenialsOfAMachineThatWasNeverAccepted(t *testing.T) {
 	if again := record.Denied(r, m, d, "c2", start.Add(2*time.Minute)); again == nil || len(again.Status.History) != 2 {
 		t.Error("the same denial minutes later is not recorded")
 	}
-	// Then it is repaired and gets in.
+	// After the repair it is admitted.
 	if r, err := record.Attest(r, honest(t), start.Add(time.Hour)); err != nil ||
 		r.Status.Phase != v1alpha1.PhaseAttested {
 		t.Errorf("after the repair: %v", err)
@@ -397,7 +397,7 @@ func TestRedemption(t *testing.T) {
 	wantCode(t, record.Redeemable(nil, claims()), reason.TokenSuperseded)
 }
 
-func TestATokenHasAsManyUsesAsItSays(t *testing.T) {
+func TestRedeem_LimitsTheUses(t *testing.T) {
 	r := attested(t)
 	for range 3 {
 		var err error
@@ -409,7 +409,7 @@ func TestATokenHasAsManyUsesAsItSays(t *testing.T) {
 	wantCode(t, err, reason.TokenUsedUp)
 }
 
-func TestJoiningLatches(t *testing.T) {
+func TestJoined_IsALatch(t *testing.T) {
 	r := joined(t)
 	if r.Status.Phase != v1alpha1.PhaseJoined || r.Status.Token != nil {
 		t.Errorf("got %+v", r.Status)
@@ -445,7 +445,7 @@ func TestAttack_T57_ReportsWithoutTheLiveTicketOrTooMany(t *testing.T) {
 	}
 	_, err = record.Report(r, "ticket1", report, "c", start)
 	wantCode(t, err, reason.ReportLimit)
-	// A new attestation is a new beginning.
+	// A new attestation starts over.
 	a := honest(t)
 	a.TicketID = "ticket2"
 	if r, err = record.Attest(r, a, start.Add(time.Hour)); err != nil || r.Status.Report != nil ||
@@ -454,7 +454,7 @@ func TestAttack_T57_ReportsWithoutTheLiveTicketOrTooMany(t *testing.T) {
 	}
 }
 
-func TestHistoryIsBoundedAndTheOldestGoFirst(t *testing.T) {
+func TestHistory_IsLimited(t *testing.T) {
 	r := attested(t)
 	m := honest(t).Machine
 	for i := range 3 * v1alpha1.MaxHistory {
@@ -506,7 +506,7 @@ func TestBreakGlass(t *testing.T) {
 	wantCode(t, err, reason.TokenInvalid)
 }
 
-func TestNewRecordSaysNothing(t *testing.T) {
+func TestNew_ReturnsAnEmptyRecord(t *testing.T) {
 	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
 	r := record.New(m)
 	if r.Namespace != "m" || r.Name != "one" || r.Status.MachineUID != "u" || r.Status.Phase != "" ||
@@ -518,9 +518,9 @@ func TestNewRecordSaysNothing(t *testing.T) {
 	}
 }
 
-// A grant is good for one provisioning, also where the evidence could be a copy and
-// the Machine has not joined.
-func TestAttack_T05_AGrantIsNoLicenceForCopies(t *testing.T) {
+// A grant covers one provisioning, even if the evidence could be a copy and the Machine has
+// not joined.
+func TestAttack_T05_AGrantPermitsOneReplayableAttestation(t *testing.T) {
 	a := honest(t)
 	a.Identity = v1alpha1.RecordedIdentity{ProviderID: "aws:///zone/i-0", InstanceID: "aws:i-0"}
 	a.Endorsement, a.Evidence, a.Replayable = "", []v1alpha1.EvidenceSummary{{Kind: "aws-iid"}}, true

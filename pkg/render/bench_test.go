@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-// hundred is a pool of 100 MachineConfigs with 500 kB of files and units between them.
+// hundred is a pool of 100 MachineConfigs with 500 kB of files and units in total.
 func hundred(tb testing.TB) (string, render.Input) {
 	var all strings.Builder
 	for i := range 100 {
@@ -44,7 +44,7 @@ func BenchmarkFull100MachineConfigs(b *testing.B) {
 	b.ReportMetric(float64(size), "B/config")
 }
 
-// The merge alone, and the peer: as the machine-config-operator does it.
+// Only the merge, and the peer: as in the machine-config-operator.
 func BenchmarkMerge100MachineConfigs(b *testing.B) {
 	_, in := hundred(b)
 	for name, merge := range map[string]func(render.Input) types.Config{"ours": render.Ours, "operator": render.Theirs} {
@@ -57,7 +57,7 @@ func BenchmarkMerge100MachineConfigs(b *testing.B) {
 	}
 }
 
-// A change of one MachineConfig: the others have been searched before.
+// A change of one MachineConfig, when the others were already searched.
 func BenchmarkPreApproved100MachineConfigs(b *testing.B) {
 	_, in := hundred(b)
 	b.ReportAllocs()
@@ -68,7 +68,7 @@ func BenchmarkPreApproved100MachineConfigs(b *testing.B) {
 	}
 }
 
-// From nothing: what a start or the command costs.
+// Without caches: the cost of a start or of the command.
 func BenchmarkParseAndPreApproved100MachineConfigs(b *testing.B) {
 	text, _ := hundred(b)
 	b.ReportAllocs()

@@ -15,26 +15,26 @@ import (
 	"github.com/vincent-petithory/dataurl"
 )
 
-// Bounds of a search. Nothing that a node needs before it is approved comes near them.
+// Limits of a search. Files that a node needs before it is approved are far smaller.
 const (
-	maxContents = 16 << 20 // of one file, unpacked
+	maxContents = 16 << 20 // of one file, decompressed
 	maxNesting  = 3        // encodings within encodings
-	minEncoded  = 24       // bytes of base64 that are worth a look
+	minEncoded  = 24       // shorter base64 is not decoded
 )
 
-// written is the contents that a resource has within the config, unpacked; of a remote
-// one, its URL.
+// written returns the decompressed contents that a resource has in the config, or the URL
+// of a remote one.
 func written(r types.Resource) (text []byte, remote bool, err error) {
 	u, err := url.Parse(*r.Source)
 	if err != nil {
-		return nil, false, errors.New("no URL")
+		return nil, false, errors.New("the source is not a URL")
 	}
 	if u.Scheme != "data" {
 		return []byte(*r.Source), true, nil
 	}
 	data, err := dataurl.DecodeString(*r.Source)
 	if err != nil {
-		return nil, false, errors.New("no data URL")
+		return nil, false, errors.New("the source is not a data URL")
 	}
 	if r.Compression != nil && *r.Compression == "gzip" {
 		text, err = gunzip(data.Data)
@@ -43,23 +43,23 @@ func written(r types.Resource) (text []byte, remote bool, err error) {
 	return data.Data, false, nil
 }
 
-// gunzip unpacks; with the error that what follows is broken it returns what came before.
+// gunzip decompresses. If the data is truncated or corrupt, it returns an error and the text before that.
 func gunzip(packed []byte) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return nil, errors.New("not gzip")
+		return nil, errors.New("the data is not gzip")
 	}
 	text, err := io.ReadAll(io.LimitReader(r, maxContents+1))
 	switch {
 	case err != nil:
-		return text, errors.New("broken gzip")
+		return text, errors.New("the gzip data is corrupt")
 	case len(text) > maxContents:
 		return nil, fmt.Errorf("more than %d MiB", maxContents>>20)
 	}
 	return text, nil
 }
 
-// contents are the kinds of secrets in a text, or in what is encoded in it.
+// contents returns the kinds of secrets in a text and in the encoded parts of it.
 func contents(text []byte) []string {
 	budget := maxContents
 	return nested(text, 0, &budget)
@@ -73,11 +73,11 @@ func nested(text []byte, depth int, budget *int) []string {
 	switch {
 	case bytes.HasPrefix(text, []byte("\x1f\x8b\x08")):
 		if depth == maxNesting {
-			return []string{"something packed several times, which is not searched"}
+			return []string{"data that is compressed several times, which is not searched"}
 		}
 		unpacked, err := gunzip(text)
 		if err == nil || depth > 0 && len(unpacked) > 0 {
-			// What follows in the text may have been taken for more of it.
+			// Data after the gzip stream is part of the text, too.
 			return nested(unpacked, depth+1, budget)
 		}
 		if depth == 0 {
@@ -91,7 +91,7 @@ func nested(text []byte, depth int, budget *int) []string {
 		}
 	}
 	if bytes.IndexByte(text, 0) >= 0 {
-		// UTF-16, or text within something binary.
+		// UTF-16, or text in binary data.
 		text = bytes.ReplaceAll(text, []byte{0}, nil)
 	}
 	for _, p := range patterns {
@@ -111,7 +111,7 @@ func nested(text []byte, depth int, budget *int) []string {
 	for run := range base64Runs(text) {
 		words := [][]byte{run}
 		if fields := bytes.Fields(run); len(fields) > 1 {
-			// Lines of one text, or words beside each other.
+			// Several lines of one text, or adjacent words.
 			words = append(words, fields...)
 		}
 		for _, word := range words {
@@ -126,7 +126,7 @@ func nested(text []byte, depth int, budget *int) []string {
 	return found
 }
 
-// unsearched are packed or encrypted contents, by how they begin.
+// unsearched are compressed or encrypted formats, by their first bytes.
 var unsearched = []struct{ start, what string }{
 	{"PK\x03\x04", "a zip archive"},
 	{"\xfd7zXZ\x00", "an xz archive"},
@@ -139,8 +139,8 @@ var unsearched = []struct{ start, what string }{
 	{"\xfe\xed\xfe\xed", "a Java keystore"},
 }
 
-// base64Runs are what may be base64 in one line or in several: a long word of its
-// letters, and the words that follow it.
+// base64Runs returns the parts that may be base64 in one or several lines: a long word of
+// base64 characters and the words that follow it.
 func base64Runs(text []byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for at := 0; at < len(text); at++ {
@@ -178,7 +178,7 @@ func wordLen(text []byte) int {
 	return len(text)
 }
 
-// decodeRun reads the longest start of a run that is base64; nil if it holds nothing of interest.
+// decodeRun decodes the longest prefix of a run that is base64, or returns nil.
 func decodeRun(run []byte) []byte {
 	text := strings.Map(func(r rune) rune {
 		switch r {

@@ -1,36 +1,35 @@
-// Package render renders MachineConfigPools from their MachineConfigs as the
-// machine-config-operator does: the whole config, and the part of it that
-// anyone may have before a node is approved (DESIGN, section 10).
+// Package render renders MachineConfigPools from their MachineConfigs, as the
+// machine-config-operator does. It renders the whole config of a pool, and the
+// pre-approved part, which every caller may have before its node is approved. The
+// renderedconfig controller and the command render use it.
 //
-// The whole config of a pool, [Full]:
-//   - the pool's selector chooses its MachineConfigs; an empty one chooses none;
-//   - those with the role label "worker" come first, then the others, each
-//     sorted by name, so that a custom pool's settings win over the workers';
-//   - their Ignition configs, of spec 3.0 to 3.5, are merged by Ignition's own
-//     rules in spec 3.5, and files that do not say "overwrite" get true;
-//   - kernelArguments and extensions are appended; fips is true if one says so;
-//     the last kernelType other than "default" counts;
-//   - osImageURL and baseOSExtensionsContainerImage are the ControllerConfig's (or the
-//     pool's OSImageStream's), unless a MachineConfig that no controller
-//     generated names another; the last one counts;
-//   - it is written with the bytes, and so named with the hash, that the
-//     machine-config-controller gives it.
+// [Full] renders the whole config of a pool:
+//   - The pool's selector selects its MachineConfigs. An empty selector selects none.
+//   - MachineConfigs with the role label "worker" come first, then the others, each group
+//     sorted by name. So a custom pool's settings override the workers'.
+//   - Their Ignition configs, of spec 3.0 to 3.5, are merged by Ignition's rules in spec
+//     3.5. Files without "overwrite" get true.
+//   - kernelArguments and extensions are appended. fips is true if one MachineConfig sets
+//     it. The last kernelType other than "default" counts.
+//   - osImageURL and baseOSExtensionsContainerImage come from the ControllerConfig or the
+//     pool's OSImageStream, unless a MachineConfig that no controller generated sets them.
+//     The last one counts.
+//   - The result has the same bytes, and so the same hash in its name, as the
+//     machine-config-controller's.
 //
-// The pre-approved part, [PreApproved], is the same merge of some of these
-// MachineConfigs, each whole or not at all:
-//   - one that says so: the annotation mcs-attest.dev/needed-before-node-approved or,
-//     with less weight, the field spec.neededBeforeNodeApproved;
-//   - one that the machine-config-operator's own controllers generated (its
-//     annotation and its owner say so), unless it holds a secret;
-//   - nobody else's.
+// [PreApproved] merges some of these MachineConfigs in the same way, each whole or not at
+// all:
+//   - those that are marked by the annotation mcs-attest.dev/needed-before-node-approved,
+//     or by the field spec.neededBeforeNodeApproved, which the annotation overrides;
+//   - those that the machine-config-operator's controllers generated, according to their
+//     annotation and owner, unless they contain a secret.
 //
-// What it then would hold is searched for secrets, see [Secrets]; one is enough to
-// refuse the whole. Paths that an administrator listed may hold them.
+// The pre-approved part is searched for secrets, see [Secrets]. If it contains one, it is
+// rejected as a whole. Files that an administrator listed may contain secrets.
 //
-// What cannot be rendered is refused, never left out: a MachineConfig that does
-// not parse stops its pool, and is named in the error with its file and line.
+// A MachineConfig that cannot be rendered is never omitted. Its pool does not render, and
+// the error names the MachineConfig with its file and line.
 //
-// The manifests come from administrators and their tools. Whoever writes
-// MachineConfigs is root on every node, so they are trusted to mean what they
-// say, but not to be right.
+// The manifests come from administrators and their tools. The author of a MachineConfig is
+// root on every node, so manifests are trusted to be well-intended, but not to be correct.
 package render

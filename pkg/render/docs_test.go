@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-func TestThePageListsWhatIsSearchedFor(t *testing.T) {
+func TestDocs_ListTheSearchedSecrets(t *testing.T) {
 	raw, err := os.ReadFile("../../docs/configs.md")
 	if err != nil {
 		t.Fatal(err)

@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// encode writes a config as the machine-config-operator does: as encoding/json would,
-// but a struct with "omitempty" that holds nothing is left out. The name of a
-// rendered config is a hash of these bytes.
+// encode encodes a config like the machine-config-operator: as encoding/json does, but
+// without empty structs with "omitempty". The name of a rendered config contains a hash of
+// these bytes.
 func encode(config types.Config) ([]byte, error) {
 	var b bytes.Buffer
 	if err := encodeValue(&b, reflect.ValueOf(config)); err != nil {
@@ -60,12 +60,12 @@ func encodeValue(b *bytes.Buffer, v reflect.Value) error {
 		}
 		b.Write(text)
 	default:
-		return fmt.Errorf("a %s has no place in an Ignition config", v.Type())
+		return fmt.Errorf("an Ignition config cannot contain a %s", v.Type())
 	}
 	return nil
 }
 
-// encodeFields writes the fields of a struct, those of embedded structs in their place.
+// encodeFields encodes the fields of a struct, including those of embedded structs.
 func encodeFields(b *bytes.Buffer, v reflect.Value, later *bool) error {
 	for i := range v.NumField() {
 		field, value := v.Type().Field(i), v.Field(i)
@@ -107,7 +107,7 @@ func empty(v reflect.Value) bool {
 	}
 }
 
-// salt is the machine-config-controller's: it makes a hash of a config one of a rendered config.
+// salt is the constant with which the machine-config-controller hashes rendered configs.
 var salt = []byte{
 	0x10, 0x7c, 0xce, 0xe4, 0x8b, 0x38, 0xaf, 0xaf, 0x4f, 0xe5, 0x86, 0x76, 0x9d, 0x9a, 0xd3, 0x6e,
 	0x19, 0x5d, 0x2f, 0xfd, 0xac, 0x6a, 0x25, 0x07, 0xae, 0x0d, 0xa0, 0xb9, 0x6e, 0x11, 0x57, 0x34,
@@ -116,9 +116,9 @@ var salt = []byte{
 	0x21, 0x1a, 0xeb, 0xca, 0x20, 0xad, 0x1f, 0xea, 0x29, 0x90, 0x94, 0x4f, 0x06, 0xce, 0x17, 0x16,
 }
 
-// Name is what the machine-config-controller calls the rendered config of a pool:
-// rendered-<pool>-<MD5 of the salt and the spec as YAML>. It says which config it
-// is, not that nobody changed it.
+// Name returns the name of a pool's rendered config, as in the machine-config-controller:
+// rendered-<pool>-<MD5 of the salt and the spec as YAML>. It identifies the config, but it
+// does not protect it against changes.
 func Name(pool string, spec mcfgv1.MachineConfigSpec) (string, error) {
 	text, err := yaml.Marshal(spec)
 	if err != nil {

@@ -26,7 +26,7 @@ func percent(s string) string {
 	return b.String()
 }
 
-// lines breaks a text like base64(1) does, and indents it.
+// lines breaks a text into lines like base64(1), and indents it.
 func lines(s string) string {
 	var out []string
 	for len(s) > 76 {
@@ -43,7 +43,7 @@ func utf16le(s string) string {
 	return b.String()
 }
 
-// continued is a text of several lines as the value of one option of a unit.
+// continued returns a text of several lines as the value of one option of a unit.
 func continued(s string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(s, "\n"), "\n", "\\\n") + "\n"
 }

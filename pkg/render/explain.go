@@ -11,28 +11,28 @@ import (
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
 )
 
-// FromController is where an image comes from that no MachineConfig names, FromStreams
-// the same of a pool on a stream of the OSImageStream.
+// FromController is the origin of an image that no MachineConfig sets. FromStreams is the
+// same for a pool on a stream of the OSImageStream.
 const (
 	FromController = KindControllerConfig
 	FromStreams    = KindOSImageStream
 )
 
-// part is one thing that a MachineConfig says: a file, a unit, a kernel argument.
+// part is one item that a MachineConfig defines: a file, a unit, a kernel argument.
 type part struct {
 	kind, key string
-	// node: files, directories and links share one name space; the later takes the path.
+	// node is set for files, directories and links. They share paths; the last one wins.
 	node bool
-	// fields that are set, the one first that the thing is about.
+	// fields are the fields that are set. The main one comes first.
 	fields []string
 }
 
-// lists are the parts of an Ignition config that are lists of things with a key.
+// lists are the parts of an Ignition config that are lists of items with a key.
 var lists = []struct {
 	kind  string
 	field string // its path
 	of    func(*types.Config) any
-	about string // the field that such a thing is about
+	about string // the main field of such an item
 	node  bool
 }{
 	{"file", "storage.files", func(c *types.Config) any { return c.Storage.Files }, "contents.source", true},
@@ -47,10 +47,10 @@ var lists = []struct {
 	{"luks", "storage.luks", func(c *types.Config) any { return c.Storage.Luks }, "", false},
 }
 
-// onlyAtFirst are kinds that the machine-config-daemon refuses to add to a node that runs.
+// onlyAtFirst are kinds that the machine-config-daemon cannot add to a running node.
 var onlyAtFirst = []string{"disk", "raid", "filesystem", "luks", "fips"}
 
-// parts are what a MachineConfig says, but for the images.
+// parts returns what a MachineConfig defines, except for the images.
 func (m *MachineConfig) parts() []part {
 	var all []part
 	if c := m.ignition; c != nil {
@@ -94,7 +94,7 @@ func (m *MachineConfig) parts() []part {
 	return all
 }
 
-// fieldsOf are the paths of the fields that are set, the key and a unit's drop-ins left out.
+// fieldsOf returns the paths of the fields that are set, without the key and drop-ins.
 func fieldsOf(v reflect.Value, prefix string) []string {
 	var out []string
 	for i := range v.NumField() {
@@ -114,35 +114,35 @@ func fieldsOf(v reflect.Value, prefix string) []string {
 	return out
 }
 
-// said is who said something of one thing, in the order of the merge.
-type said struct {
+// definition lists the MachineConfigs that define one item, in merge order.
+type definition struct {
 	part
 	by []string
-	// field by field: who said it.
+	// fields lists the MachineConfigs by field.
 	fields map[string][]string
 }
 
-// origins say where each part of a merged config comes from.
+// origins returns the origin of each part of a merged config.
 func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input) []Origin {
-	things := map[[2]string]*said{}
-	paths := map[string]string{} // which kind has a path now
-	kernel, images := &said{}, map[string][]string{}
+	definitions := map[[2]string]*definition{}
+	paths := map[string]string{} // kind by path
+	kernel, images := &definition{}, map[string][]string{}
 	for _, m := range chosen {
 		for _, p := range m.parts() {
 			id := [2]string{p.kind, p.key}
 			if p.node {
 				if before, ok := paths[p.key]; ok && before != p.kind {
-					// The earlier thing is gone, with all that was said of it.
+					// The later item replaces the earlier one.
 					old := [2]string{before, p.key}
-					things[id] = &said{part: p, by: things[old].by, fields: map[string][]string{}}
-					delete(things, old)
+					definitions[id] = &definition{part: p, by: definitions[old].by, fields: map[string][]string{}}
+					delete(definitions, old)
 				}
 				paths[p.key] = p.kind
 			}
-			s := things[id]
+			s := definitions[id]
 			if s == nil {
-				s = &said{part: p, fields: map[string][]string{}}
-				things[id] = s
+				s = &definition{part: p, fields: map[string][]string{}}
+				definitions[id] = s
 			}
 			s.by = append(s.by, m.Name)
 			for _, f := range p.fields {
@@ -175,7 +175,7 @@ func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input) []
 			out = append(out, Origin{Kind: kind, Key: key, From: name})
 		}
 	}
-	for _, s := range things {
+	for _, s := range definitions {
 		switch s.kind {
 		case "kernelArgument", "extension", "fips", "ignitionKernelArgument":
 			each(s.kind, s.key, s.by)
@@ -204,9 +204,9 @@ func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input) []
 	return out
 }
 
-// origins are one for the thing itself, and one for each field that another
-// MachineConfig says than the one that counts for what the thing is about.
-func (s *said) origins() []Origin {
+// origins returns one origin for the item, and one for each field that comes from another
+// MachineConfig than the main field.
+func (s *definition) origins() []Origin {
 	about := s.by
 	if len(s.part.fields) > 0 {
 		for _, list := range lists {

@@ -22,7 +22,7 @@ func find(t testing.TB, all []render.Origin, kind, key string) []render.Origin {
 	return out
 }
 
-func TestEachPartSaysWhereItComesFrom(t *testing.T) {
+func TestOrigins_NameTheMachineConfig(t *testing.T) {
 	more := []string{
 		customer("60-mode", "worker",
 			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/chrony.conf\n      mode: 256"),
@@ -98,7 +98,7 @@ func TestEachPartSaysWhereItComesFrom(t *testing.T) {
 	})
 }
 
-func TestEachPartSaysWhyItIsInOrOut(t *testing.T) {
+func TestPreApproved_ExplainsEachPart(t *testing.T) {
 	in := cluster(t, customer("65-luks", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    luks:\n  "+
 		"  - name: data\n      device: /dev/sdb\n      clevis:\n        tpm2: true"))
 	r := preApproved(t, "worker", in)
@@ -108,13 +108,13 @@ func TestEachPartSaysWhyItIsInOrOut(t *testing.T) {
 		why             string
 	}{
 		{"what a controller generated is in", "file", "/etc/kubernetes/kubelet.conf", false,
-			"the machine-config-operator generated it, and it holds no secret"},
+			"the machine-config-operator generated it, and it contains no secret"},
 		{"what has a secret beside it is out, and the secret is named", "unit", "machine-config-daemon-firstboot.service",
-			true, "it holds the pull secret: the file /var/lib/kubelet/config.json"},
+			true, "it contains the pull secret: the file /var/lib/kubelet/config.json"},
 		{"a customer's is out", "file", "/etc/chrony.conf", true,
 			"no controller of the machine-config-operator generated it"},
-		{"what cannot be added later says so", "luks", "data", true, "a node that has joined does not take it any more"},
-		{"fips is in, whoever says it", "fips", "true", false, "no secret"},
+		{"what cannot be added later says so", "luks", "data", true, "a node that has joined cannot apply it anymore"},
+		{"fips is in, from any MachineConfig", "fips", "true", false, "not secret"},
 		{"the image is in", "osImageURL", r.Config.Spec.OSImageURL, false, "every node of the pool"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -7,10 +7,10 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 )
 
-// Ours are the Ignition configs of in merged in their order, as Full does it.
+// Ours returns the Ignition configs of in, merged as in Full.
 func Ours(in Input) types.Config { return mergeIgnition(in.Configs) }
 
-// Theirs are the same merged as the machine-config-operator does it, one after the other.
+// Theirs returns them merged as in the machine-config-operator, one after the other.
 func Theirs(in Input) types.Config {
 	config := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	for i, m := range in.Configs {
@@ -38,10 +38,10 @@ func Theirs(in Input) types.Config {
 	return config
 }
 
-// Encoded is a config as it is served.
+// Encoded returns a config as it is served.
 func Encoded(c types.Config) ([]byte, error) { return encode(c) }
 
-// Patterns and Paths are what is searched for, for the page that lists them.
+// Patterns and Paths are the searched secrets, for the page that lists them.
 func Patterns() []string {
 	out := []string{"a bootstrap token", "a password or token"}
 	for _, p := range patterns {

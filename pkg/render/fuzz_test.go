@@ -13,8 +13,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-// FuzzRender reads anything as manifests and renders every pool in them: it is refused
-// with a denial or gives a config that Ignition reads, the same one each time.
+// FuzzRender parses any input as manifests and renders every pool in it. The result is a
+// denial, or a config that Ignition accepts, and it is reproducible.
 func FuzzRender(f *testing.F) {
 	names, err := filepath.Glob("testdata/cluster/*.yaml")
 	if err != nil {
@@ -73,7 +73,7 @@ func FuzzRender(f *testing.F) {
 	})
 }
 
-// FuzzSearch looks for secrets in anything: it ends, and finds again what it found.
+// FuzzSearch searches any input for secrets. The search terminates and is reproducible.
 func FuzzSearch(f *testing.F) {
 	for _, s := range secrets {
 		f.Add([]byte(s.text))

@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// parseIgnition reads a MachineConfig's spec.config, of which raw is the JSON.
+// parseIgnition parses a MachineConfig's spec.config, whose JSON is raw.
 func parseIgnition(doc manifest.Document, raw []byte) (*types.Config, *manifest.Problem) {
 	const field = "spec.config"
 	problem := func(at, what, want string) *manifest.Problem {
@@ -26,17 +26,17 @@ func parseIgnition(doc manifest.Document, raw []byte) (*types.Config, *manifest.
 	}
 	version, err := specversion.Of(raw)
 	if err != nil {
-		return nil, problem(field, "no Ignition config: "+err.Error(),
-			"ignition.version and what belongs to it, or no spec.config at all")
+		return nil, problem(field, "not an Ignition config: "+err.Error(),
+			"set ignition.version and the fields of that version, or remove spec.config")
 	}
 	config, rpt, err := v3_5.ParseCompatibleVersion(raw)
 	switch {
 	case errors.Is(err, ignerrors.ErrUnknownVersion) && version.Major == 2:
-		return nil, problem(field+".ignition.version", fmt.Sprintf("an Ignition config of spec %s", version),
-			"spec 2 is not read here; write it in spec 3.0 to 3.5, as 'oc get machineconfig' of a rendered config shows it")
+		return nil, problem(field+".ignition.version", fmt.Sprintf("the Ignition config has spec %s", version),
+			"convert it to spec 3.0 to 3.5; spec 2 is not supported. 'oc get machineconfig' shows a rendered config in spec 3")
 	case errors.Is(err, ignerrors.ErrUnknownVersion):
-		return nil, problem(field+".ignition.version", fmt.Sprintf("an Ignition config of spec %s", version),
-			"spec 3.0 to 3.5, which the machine-config-operator merges")
+		return nil, problem(field+".ignition.version", fmt.Sprintf("the Ignition config has spec %s", version),
+			"convert it to spec 3.0 to 3.5, which the machine-config-operator supports")
 	case err != nil:
 		at, what := "", err.Error()
 		for _, e := range rpt.Entries {
@@ -51,7 +51,7 @@ func parseIgnition(doc manifest.Document, raw []byte) (*types.Config, *manifest.
 	return &config, nil
 }
 
-// fatal is the first error of a report on config, and which part of it is wrong.
+// fatal returns the first error of a report on config, and the part that it is about.
 func fatal(config types.Config, rpt report.Report) (at, message string) {
 	for _, e := range rpt.Entries {
 		if e.Kind.IsFatal() {
@@ -61,8 +61,8 @@ func fatal(config types.Config, rpt report.Report) (at, message string) {
 	return "", ""
 }
 
-// partAt calls the part of a config at a path by its key, where it has one: the place in
-// a merged list tells nobody anything.
+// partAt describes the part of a config at a path, by its key if it has one. An index in a
+// merged list would not help an administrator.
 func partAt(config types.Config, c path.ContextPath) string {
 	where := fieldPath(c)
 	for _, list := range lists {

@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// Group is the API group of what is read here.
+// Group is the API group of the input.
 const Group = "machineconfiguration.openshift.io"
 
 // The kinds.
@@ -24,15 +24,15 @@ const (
 	KindOSImageStream     = "OSImageStream"
 )
 
-// Input is what renders are made from. It is read only.
+// Input is the input of renders. It is read-only.
 type Input struct {
 	Pools   []*Pool
 	Configs []*MachineConfig
-	// Controller is the cluster's one ControllerConfig; nil outside of OpenShift.
+	// Controller is the cluster's ControllerConfig; nil outside of OpenShift.
 	Controller *mcfgv1.ControllerConfig
-	// Streams is the cluster's one OSImageStream; nil where there is none.
+	// Streams is the cluster's OSImageStream, or nil.
 	Streams *mcfgv1alpha1.OSImageStream
-	// StreamsErr, if set, is why the OSImageStream of a cluster that serves the kind cannot be
+	// StreamsErr is set if the cluster serves the kind OSImageStream but the object cannot be
 	// used. Then no pool renders.
 	StreamsErr error
 
@@ -45,22 +45,22 @@ type Pool struct {
 	at place
 }
 
-// MachineConfig is one of the configs that a pool is made of. One that cannot be
-// used is here, too: the pools that choose it do not render, and say why.
+// MachineConfig is one of the configs of a pool. If it is invalid, the pools that select it
+// do not render, and their error names it.
 type MachineConfig struct {
 	mcfgv1.MachineConfig
-	// Needed is spec.neededBeforeNodeApproved; nil where the manifest does not have it.
+	// Needed is spec.neededBeforeNodeApproved, or nil.
 	Needed *bool
 
 	at       place
-	ignition *types.Config // nil if spec.config is not there
+	ignition *types.Config // nil without spec.config
 	fault    *Fault
 
 	once    sync.Once
 	secrets []Secret
 }
 
-// place is where an object was read.
+// place is the location of an object.
 type place struct {
 	file string
 	line int
@@ -70,17 +70,17 @@ func (p place) problem(what, want string) manifest.Problem {
 	return manifest.Problem{File: p.file, Line: p.line, What: what, Want: want}
 }
 
-// Fault is why a MachineConfig cannot be used. It is always within the error of a render.
+// Fault is the error of an invalid MachineConfig. The error of a render wraps it.
 type Fault struct {
 	MachineConfig string
-	// Problem is where and what; its File is the object's name if it came from the API.
+	// Problem has the location. If the object came from the API, File is the object's name.
 	Problem manifest.Problem
 }
 
 func (f *Fault) Error() string { return "MachineConfig " + f.MachineConfig + ": " + f.Problem.Error() }
 
-// Parse reads MachineConfigs, MachineConfigPools, the ControllerConfig and the
-// OSImageStream from one file. With an error among the problems there is no input.
+// Parse parses the MachineConfigs, MachineConfigPools, ControllerConfig and OSImageStream of
+// one file. If a problem is an error, it returns no input.
 func Parse(file string, raw []byte) (Input, []manifest.Problem) {
 	docs, problems := manifest.Split(file, raw)
 	var in Input
@@ -93,8 +93,8 @@ func Parse(file string, raw []byte) (Input, []manifest.Problem) {
 	return in, problems
 }
 
-// FromObject reads one object as the Kubernetes API has it: its content, decoded
-// from JSON. With an error among the problems there is no input.
+// FromObject parses one object of the Kubernetes API, decoded from JSON. If a problem is an
+// error, it returns no input.
 func FromObject(object map[string]any) (Input, []manifest.Problem) {
 	doc, err := manifest.Object(object)
 	if err != nil {
@@ -107,16 +107,15 @@ func FromObject(object map[string]any) (Input, []manifest.Problem) {
 	return in, nil
 }
 
-// Join is all of the inputs together. An object that is there twice is a problem, and
-// then there is no input.
+// Join combines inputs. A duplicate object is a problem, and then Join returns no input.
 func Join(inputs ...Input) (Input, []manifest.Problem) {
 	var out Input
 	var problems []manifest.Problem
 	seen := map[string]place{}
 	add := func(kind, name string, at place) {
 		if first, ok := seen[kind+"/"+name]; ok {
-			problems = append(problems, at.problem(fmt.Sprintf("%s %q is here a second time", kind, name),
-				fmt.Sprintf("the first is %s; keep one", first)))
+			problems = append(problems, at.problem(fmt.Sprintf("%s %q is a duplicate", kind, name),
+				fmt.Sprintf("the first is %s; remove one", first)))
 			return
 		}
 		seen[kind+"/"+name] = at
@@ -144,7 +143,7 @@ func Join(inputs ...Input) (Input, []manifest.Problem) {
 	return out, nil
 }
 
-// Together is Join for those that only look: an object may be there twice.
+// Together combines inputs for read-only checks. It permits duplicate objects.
 func Together(inputs ...Input) Input {
 	var out Input
 	for _, in := range inputs {
@@ -160,7 +159,7 @@ func (p place) String() string {
 	return fmt.Sprintf("%s:%d", p.file, p.line)
 }
 
-// take adds what one object says.
+// take adds one object.
 func (in *Input) take(doc manifest.Document) []manifest.Problem {
 	group, version, _ := strings.Cut(doc.APIVersion, "/")
 	at := place{doc.File, doc.Line("")}
@@ -179,20 +178,20 @@ func (in *Input) take(doc manifest.Document) []manifest.Problem {
 		return problems
 	case group == Group && version == "v1" && doc.Kind == KindControllerConfig:
 		if in.Controller != nil {
-			return []manifest.Problem{at.problem("a second ControllerConfig",
-				fmt.Sprintf("the first is %s; keep one", in.controllerAt))}
+			return []manifest.Problem{at.problem("the ControllerConfig is a duplicate",
+				fmt.Sprintf("the first is %s; remove one", in.controllerAt))}
 		}
 		in.Controller, in.controllerAt = &mcfgv1.ControllerConfig{}, at
 		return doc.DecodeKnown(in.Controller)
 	case group == Group && (version == "v1" || version == "v1alpha1") && doc.Kind == KindOSImageStream:
 		if in.Streams != nil {
-			return []manifest.Problem{at.problem("a second OSImageStream",
-				fmt.Sprintf("the first is %s; keep one", in.streamsAt))}
+			return []manifest.Problem{at.problem("the OSImageStream is a duplicate",
+				fmt.Sprintf("the first is %s; remove one", in.streamsAt))}
 		}
 		in.Streams, in.streamsAt = &mcfgv1alpha1.OSImageStream{}, at
 		return doc.DecodeKnown(in.Streams)
 	}
-	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
+	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("%s of %s is not supported here", doc.Kind, doc.APIVersion),
 		"MachineConfig, MachineConfigPool, ControllerConfig or OSImageStream of "+Group)}
 }
 
@@ -203,8 +202,8 @@ func named(doc manifest.Document, meta metav1.ObjectMeta) []manifest.Problem {
 	return nil
 }
 
-// machineConfig reads one as far as it goes: with a name and labels it is known which
-// pools it belongs to, and what is wrong with the rest is their fault alone.
+// machineConfig parses a MachineConfig as far as possible. With a name and labels its pools
+// are known, so that an error affects only those pools.
 func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.Problem) {
 	var meta struct {
 		Metadata metav1.ObjectMeta `json:"metadata"`
@@ -230,7 +229,8 @@ func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.
 	m.Needed = field.Spec.Needed
 	unknown := unknownFields(doc)
 	if k := m.Spec.KernelType; k != "" && k != KernelDefault && k != KernelRealtime && k != Kernel64kPages {
-		return wrong(doc.Problem("spec.kernelType", fmt.Sprintf("kernelType is %.64q", k), "default, realtime or 64k-pages"))
+		return wrong(doc.Problem("spec.kernelType", fmt.Sprintf("kernelType is %.64q", k),
+			"use default, realtime or 64k-pages"))
 	}
 	if m.Spec.Config.Raw == nil {
 		return m, unknown
@@ -246,8 +246,8 @@ func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.
 	return m, unknown
 }
 
-// unknownFields warns of those of the spec that nobody reads. Ignition's own are its
-// parser's.
+// unknownFields warns about unknown fields of the spec. Ignition's parser checks those of
+// the Ignition config.
 func unknownFields(doc manifest.Document) []manifest.Problem {
 	var all []manifest.Problem
 	for _, p := range doc.Decode(&mcfgv1.MachineConfig{}) {

@@ -12,18 +12,18 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-func TestAMachineConfigThatCannotBeUsedNamesItself(t *testing.T) {
+func TestRender_NamesTheInvalidMachineConfig(t *testing.T) {
 	for _, tc := range []struct {
 		name, config string
 		want         []string
 	}{
 		{"a spec 2.2 config is refused, and it is said what to do",
 			customer("98-old", "worker", "config:\n  ignition:\n    version: 2.2.0"),
-			[]string{"MachineConfig 98-old", "more.yaml:", "spec 2.2.0", "write it in spec 3.0 to 3.5"}},
+			[]string{"MachineConfig 98-old", "more.yaml:", "spec 2.2.0", "convert it to spec 3.0 to 3.5"}},
 		{"a version that the operator does not merge yet", customer("98-new", "worker",
 			"config:\n  ignition:\n    version: 3.6.0"), []string{"MachineConfig 98-new", "3.0 to 3.5"}},
 		{"a config without a version", customer("98-none", "worker", "config: {}"),
-			[]string{"MachineConfig 98-none", "no Ignition config"}},
+			[]string{"MachineConfig 98-none", "not an Ignition config"}},
 		{"a file with a relative path, with its line", customer("98-path", "worker",
 			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: etc/x"),
 			[]string{"MachineConfig 98-path", "more.yaml:13", "storage.files[0].path", "path not absolute"}},
@@ -33,17 +33,17 @@ func TestAMachineConfigThatCannotBeUsedNamesItself(t *testing.T) {
 		{"a mode that is a text", customer("98-mode", "worker",
 			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n      mode: \"0644\""),
 			[]string{"MachineConfig 98-mode", "cannot unmarshal"}},
-		{"a kernel that nobody knows", customer("98-kernel", "worker", "kernelType: fast"),
+		{"an unknown kernel", customer("98-kernel", "worker", "kernelType: fast"),
 			[]string{"MachineConfig 98-kernel", "more.yaml:8", `"fast"`, "64k-pages"}},
 		{"kernel arguments that are no list", customer("98-args", "worker", "kernelArguments: quiet"),
-			[]string{"MachineConfig 98-args", "more.yaml:8", "a list belongs here"}},
+			[]string{"MachineConfig 98-args", "more.yaml:8", "a list is required"}},
 		{"a link where another one has a file below it", customer("98-link", "worker",
 			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    links:\n    - path: /etc/sysctl.d\n      target: /tmp"),
-			[]string{"MachineConfig 98-link", "merged over the ones before it", "/etc/sysctl.d/arp.conf", "includes link"}},
+			[]string{"MachineConfig 98-link", "merged with those before it", "/etc/sysctl.d/arp.conf", "includes link"}},
 		{"a file that only appends", customer("98-append", "worker",
 			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/profile\n      append:\n     "+
 				" - source: data:,x"),
-			[]string{"MachineConfig 98-append", "/etc/profile", "append does not do"}},
+			[]string{"MachineConfig 98-append", "/etc/profile", "append is not enough"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in := cluster(t, tc.config)
@@ -60,24 +60,24 @@ func TestAMachineConfigThatCannotBeUsedNamesItself(t *testing.T) {
 
 func TestMachineConfigsWithoutAnIgnitionConfig(t *testing.T) {
 	for _, spec := range []string{"kernelArguments: [quiet]", "config: null\nkernelArguments: [quiet]"} {
-		// First, last and alone.
+		// First, last and the only one.
 		for _, name := range []string{"0-none", "99-zz-none"} {
 			if got := full(t, "worker",
 				cluster(t, customer(name, "worker", spec))); !slices.Contains(got.Config.Spec.KernelArguments, "quiet") {
 				t.Errorf("%s: %v", name, got.Config.Spec.KernelArguments)
 			}
 		}
-		alone := parse(t, "f.yaml", needed("none", spec)+"---\napiVersion: machineconfiguration.openshift.io/v1\nkind: "+
+		single := parse(t, "f.yaml", needed("none", spec)+"---\napiVersion: machineconfiguration.openshift.io/v1\nkind: "+
 			"MachineConfigPool\nmetadata: {name: worker}\nspec: {machineConfigSelector: {matchLabels: "+
 			"{machineconfiguration.openshift.io/role: worker}}}\n")
-		if got := string(full(t, "worker", alone).Config.Spec.Config.Raw); got != `{"ignition":{"version":"3.5.0"}}` {
+		if got := string(full(t, "worker", single).Config.Spec.Config.Raw); got != `{"ignition":{"version":"3.5.0"}}` {
 			t.Error(got)
 		}
-		preApproved(t, "worker", alone)
+		preApproved(t, "worker", single)
 	}
 }
 
-func TestABrokenMachineConfigStopsNoOtherPool(t *testing.T) {
+func TestInvalidMachineConfig_AffectsOnlyItsPools(t *testing.T) {
 	in := cluster(t, customer("98-infra-broken", "infra", "config:\n  ignition:\n    version: 1.0.0"))
 	full(t, "worker", in)
 	_, err := render.Full("infra", in)
@@ -89,9 +89,9 @@ func TestPoolsThatDoNotRender(t *testing.T) {
 		name, pool, more string
 		want             string
 	}{
-		{"one that is not there", "gpu", "", `no MachineConfigPool "gpu"`},
-		{"one whose selector is empty chooses nothing", "all", "machineConfigSelector: {}", "chooses no MachineConfig"},
-		{"one without a selector chooses nothing", "all", "paused: false", "chooses no MachineConfig"},
+		{"one that does not exist", "gpu", "", `MachineConfigPool "gpu" does not exist`},
+		{"one whose selector is empty chooses nothing", "all", "machineConfigSelector: {}", "selects no MachineConfig"},
+		{"one without a selector chooses nothing", "all", "paused: false", "selects no MachineConfig"},
 		{"one whose selector is none", "all",
 			"machineConfigSelector:\n    matchExpressions:\n    - {key: a, operator: Near, values: [b]}",
 			"machineConfigSelector"},
@@ -113,16 +113,16 @@ func TestPoolsThatDoNotRender(t *testing.T) {
 	}
 }
 
-func TestManifestsThatAreNotRead(t *testing.T) {
+func TestParse_RejectsInvalidManifests(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"no YAML", "a: [", "f.yaml:1"},
-		{"another kind", "apiVersion: v1\nkind: Secret\nmetadata:\n  name: x\n", "a Secret of v1 does not belong here"},
+		{"another kind", "apiVersion: v1\nkind: Secret\nmetadata:\n  name: x\n", "Secret of v1 is not supported here"},
 		{"a pool without a name", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nspec: {}\n",
 			"has no name"},
 		{"a MachineConfig without a name",
 			"apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nspec: {}\n", "has no name"},
 		{"two ControllerConfigs", strings.Repeat("---\napiVersion: machineconfiguration.openshift.io/v1\nkind: "+
-			"ControllerConfig\nmetadata:\n  name: x\n", 2), "a second ControllerConfig"},
+			"ControllerConfig\nmetadata:\n  name: x\n", 2), "the ControllerConfig is a duplicate"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in, problems := render.Parse("f.yaml", []byte(tc.text))
@@ -138,11 +138,11 @@ func TestManifestsThatAreNotRead(t *testing.T) {
 		if !manifest.Failed(problems) {
 			t.Fatal("taken")
 		}
-		contains(t, problems[0].Error(), `b.yaml:1: MachineConfig "98-a" is here a second time`, "a.yaml:1")
+		contains(t, problems[0].Error(), `b.yaml:1: MachineConfig "98-a" is a duplicate`, "a.yaml:1")
 	})
 }
 
-func TestObjectsOfTheAPIAreReadLikeFiles(t *testing.T) {
+func TestFromObject_AgreesWithParse(t *testing.T) {
 	raw, err := os.ReadFile("testdata/cluster/20-infra.yaml")
 	if err != nil {
 		t.Fatal(err)

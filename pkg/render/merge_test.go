@@ -10,9 +10,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-// TestMergingInPairsIsMergingOneAfterTheOther compares with the way of the
-// machine-config-operator: random configs that say something of the same few things.
-func TestMergingInPairsIsMergingOneAfterTheOther(t *testing.T) {
+// TestMergeInPairs_AgreesWithSequentialMerge compares with the machine-config-operator's
+// method: random configs that define the same few items.
+func TestMergeInPairs_AgreesWithSequentialMerge(t *testing.T) {
 	for seed := range uint64(400) {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		var all strings.Builder

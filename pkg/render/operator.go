@@ -15,34 +15,34 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// What the machine-config-operator accepts (its pkg/controller/common).
+// Constraints of the machine-config-operator (its pkg/controller/common).
 const (
 	// maxMode is the highest mode of a file.
 	maxMode = 0o777
-	// maxRendered is the size of a rendered MachineConfig in bytes that etcd stores.
+	// maxRendered is the maximum size in bytes of a rendered MachineConfig in etcd.
 	maxRendered = 1_572_864
-	// crioDropIns is the folder with the parts of CRI-O's configuration.
+	// crioDropIns is the directory with CRI-O's drop-in configuration.
 	crioDropIns = "/etc/crio/crio.conf.d/"
 )
 
 var (
-	// extensions are the ones that can be installed on RHEL CoreOS.
+	// extensions are the extensions of RHEL CoreOS.
 	extensions = []string{
 		"ipsec", "kerberos", "kernel-devel", "sandboxed-containers", "sysstat", "two-node-ha", "usbguard",
 	}
-	// standardPools have no stream of another pool.
+	// standardPools do not inherit the stream of another pool.
 	standardPools = []string{"arbiter", "master", "worker"}
 	// streamsWithoutRunc are the streams of RHEL 10.
 	streamsWithoutRunc = []string{"rhel-10", "centos-10"}
 )
 
-// unsupported returns why the operator refuses a MachineConfig that is valid by itself.
+// unsupported returns why the operator rejects a MachineConfig that is valid by itself.
 func (m *MachineConfig) unsupported(doc manifest.Document) *manifest.Problem {
 	for i, f := range m.ignition.Storage.Files {
 		if f.Mode != nil && (*f.Mode > maxMode || *f.Mode < 0) {
 			p := doc.Problem(fmt.Sprintf("spec.config.storage.files[%d].mode", i),
 				fmt.Sprintf("the mode of %s is %#o (%[2]d in decimal)", f.Path, *f.Mode),
-				"at most 0777; JSON has decimal numbers, so 0644 is 420")
+				"use at most 0777; JSON numbers are decimal, so 0644 is 420")
 			return &p
 		}
 	}
@@ -56,13 +56,13 @@ func (m *MachineConfig) unsupported(doc manifest.Document) *manifest.Problem {
 	return nil
 }
 
-// base is what the nodes of a pool have if no MachineConfig names an image.
+// base has the images of a pool's nodes if no MachineConfig sets an image.
 type base struct {
-	// stream is the OSImageStream's name; empty if the images are the ControllerConfig's.
+	// stream is the OSImageStream's name, or "" for the ControllerConfig's images.
 	stream, image, extensions string
 }
 
-// base finds the images of a pool. A custom pool without a stream has the workers'.
+// base returns the images of a pool. A custom pool without a stream has the workers'.
 func (in Input) base(pool *Pool) (base, error) {
 	wrong := func(format string, a ...any) (base, error) {
 		return base{}, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool "+pool.Name+" "+format, a...)
@@ -77,9 +77,9 @@ func (in Input) base(pool *Pool) (base, error) {
 	}
 	switch {
 	case in.StreamsErr != nil:
-		return wrong("needs the OSImageStream of the cluster: %v", in.StreamsErr)
+		return wrong("requires the cluster's OSImageStream: %v", in.StreamsErr)
 	case in.Streams == nil && name != "":
-		return wrong("is on the OSImageStream %.64q, and there is no OSImageStream", name)
+		return wrong("is on the OSImageStream %.64q, but the cluster has none", name)
 	case in.Streams == nil && in.Controller == nil:
 		return base{}, nil
 	case in.Streams == nil:
@@ -96,21 +96,21 @@ func (in Input) base(pool *Pool) (base, error) {
 	return wrong("is on the OSImageStream %.64q, which is not available", name)
 }
 
-// controllerVersion returns the version of the machine-config-controller that generated
-// the MachineConfigs and the OSImageStream of a pool. The operator does not mix two.
+// controllerVersion returns the version of the machine-config-controller that generated a
+// pool's MachineConfigs and OSImageStream. The operator does not mix versions.
 func (in Input) controllerVersion(pool *Pool, chosen []*MachineConfig) (string, error) {
 	version, from := "", ""
 	if in.Controller != nil {
 		if _, ok := in.Controller.Annotations[annotationOperator]; !ok {
 			return "", reason.Deny(reason.ConfigUnavailable,
-				"the ControllerConfig has no annotation %s; the machine-config-operator sets it", annotationOperator)
+				"the ControllerConfig lacks the annotation %s of the machine-config-operator", annotationOperator)
 		}
 	}
 	if in.Streams != nil {
 		version, from = in.Streams.Annotations[annotationReleaseImage], "the OSImageStream"
 		if version == "" {
 			return "", reason.Deny(reason.ConfigUnavailable,
-				"the OSImageStream has no annotation %s; the machine-config-operator sets it", annotationReleaseImage)
+				"the OSImageStream lacks the annotation %s of the machine-config-operator", annotationReleaseImage)
 		}
 	}
 	for _, m := range chosen {
@@ -120,8 +120,8 @@ func (in Input) controllerVersion(pool *Pool, chosen []*MachineConfig) (string, 
 			version, from = v, "MachineConfig "+m.Name
 		default:
 			return "", m.refuse(pool,
-				fmt.Sprintf("the controller of version %.64q generated it, and version %.64q generated %s", v, version, from),
-				"the same version; during an upgrade the operator generates all of them again")
+				fmt.Sprintf("a controller of version %.64q generated it, but version %.64q generated %s", v, version, from),
+				"wait until the operator has upgraded all of them to the same version")
 		}
 	}
 	switch {
@@ -134,13 +134,13 @@ func (in Input) controllerVersion(pool *Pool, chosen []*MachineConfig) (string, 
 	}
 }
 
-// refuse is a denial that names the MachineConfig.
+// refuse returns a denial that names the MachineConfig.
 func (m *MachineConfig) refuse(pool *Pool, what, want string) error {
 	fault := &Fault{MachineConfig: m.Name, Problem: m.at.problem(what, want)}
 	return reason.Wrap(reason.ConfigUnavailable, fault, "MachineConfigPool %s does not render", pool.Name)
 }
 
-// withoutRunc refuses a config that makes runc the container runtime.
+// withoutRunc rejects a config that sets runc as the container runtime.
 func withoutRunc(pool *Pool, stream string, chosen []*MachineConfig, config types.Config) error {
 	var files []types.File
 	for _, f := range config.Storage.Files {
@@ -149,13 +149,13 @@ func withoutRunc(pool *Pool, stream string, chosen []*MachineConfig, config type
 		}
 	}
 	slices.SortFunc(files, func(a, b types.File) int { return strings.Compare(a.Path, b.Path) })
-	// CRI-O reads the files in this order, and the last runtime counts.
+	// CRI-O reads the files in this order, and the last value counts.
 	runtime, from := "", ""
 	for _, f := range files {
 		name, err := defaultRuntime(f.Contents)
 		if err != nil {
 			return lastWith(chosen, f.Path).refuse(pool, fmt.Sprintf("%s: %v", f.Path, err),
-				"TOML in a data URL: the stream "+stream+" has no runc")
+				"write it as TOML in a data URL, because the stream "+stream+" does not support runc")
 		}
 		if name != "" {
 			runtime, from = name, f.Path
@@ -163,12 +163,12 @@ func withoutRunc(pool *Pool, stream string, chosen []*MachineConfig, config type
 	}
 	if runtime == "runc" {
 		return lastWith(chosen, from).refuse(pool,
-			fmt.Sprintf("%s sets the container runtime runc, which the stream %s does not have", from, stream), "crun")
+			fmt.Sprintf("%s sets the container runtime runc, which the stream %s does not support", from, stream), "use crun")
 	}
 	return nil
 }
 
-// lastWith is the last MachineConfig with a file.
+// lastWith returns the last MachineConfig with a file.
 func lastWith(chosen []*MachineConfig, path string) *MachineConfig {
 	for _, m := range slices.Backward(chosen) {
 		is := func(f types.File) bool { return f.Path == path }
@@ -179,7 +179,7 @@ func lastWith(chosen []*MachineConfig, path string) *MachineConfig {
 	return chosen[len(chosen)-1]
 }
 
-// defaultRuntime reads default_runtime of a part of CRI-O's configuration.
+// defaultRuntime returns default_runtime of one file of CRI-O's configuration.
 func defaultRuntime(r types.Resource) (string, error) {
 	if r.Source == nil {
 		return "", nil
@@ -202,7 +202,7 @@ func defaultRuntime(r types.Resource) (string, error) {
 		} `toml:"crio"`
 	}
 	if _, err := toml.NewDecoder(bytes.NewReader(text)).Decode(&c); err != nil {
-		// The error of the parser quotes the text, which may hold a secret.
+		// The parser's error quotes the text, which may contain a secret.
 		return "", errors.New("the contents are not valid TOML")
 	}
 	return c.CRIO.Runtime.Default, nil

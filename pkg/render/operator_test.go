@@ -19,13 +19,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/soak"
 )
 
-// goldenSets is how many random sets the golden file names.
+// goldenSets is the number of random sets in the golden file.
 const goldenSets = 200
 
 // TestRandomSetsRenderAsInTheMachineConfigOperator compares with the names that the
-// operator's own code gave these sets. A name is a hash of the whole config. The golden
-// file differs from the operator where docs/configs.md says so. Ignition has to be able
-// to read each file of each config.
+// operator's own code gave these sets. A name contains a hash of the whole config. The golden
+// file differs from the operator only where docs/configs.md lists a difference. Ignition must
+// accept each file of each config.
 func TestRandomSetsRenderAsInTheMachineConfigOperator(t *testing.T) {
 	var b strings.Builder
 	rendered, broken := 0, 0
@@ -73,8 +73,8 @@ func TestRandomSetsRenderAsInTheMachineConfigOperator(t *testing.T) {
 	}
 }
 
-// readable checks the contents of each file as Ignition reads them. Contents without
-// compression are plain text in all sets.
+// readable checks the contents of each file as Ignition reads them. Uncompressed contents
+// are plain text in all sets.
 func readable(raw []byte) error {
 	config, rpt, err := v3_5.Parse(raw)
 	if err != nil || rpt.IsFatal() {
@@ -106,7 +106,7 @@ func readable(raw []byte) error {
 	return nil
 }
 
-// withFile is a MachineConfig with one file; lines are its fields besides the path.
+// withFile returns a MachineConfig with one file; lines are its fields besides the path.
 func withFile(name, path string, lines ...string) string {
 	const head = "config:\n  ignition:\n    version: 3.5.0\n  storage:\n    files:\n    - path: "
 	return customer(name, "worker", head+path+"\n      "+strings.Join(lines, "\n      "))
@@ -134,7 +134,7 @@ func TestCompressionFollowsTheContents(t *testing.T) {
 		{"gzip over plain contents",
 			[]string{withFile("60-a", path, plain), withFile("70-b", path, packed...)}, "gzip"},
 		{"gzip over gzip", []string{withFile("60-a", path, packed...), withFile("70-b", path, packed...)}, "gzip"},
-		// The machine-config-operator drops gzip here, and Ignition then writes packed bytes.
+		// The machine-config-operator drops gzip here, and Ignition then writes compressed bytes.
 		{"only a mode over gzip",
 			[]string{withFile("60-a", path, packed...), withFile("70-b", path, "mode: 384", "overwrite: false")}, "gzip"},
 		{"an empty compression",
@@ -167,7 +167,7 @@ func TestAnEmptyCompressionDoesNotChangeTheName(t *testing.T) {
 	}
 }
 
-// osImageStream is the OSImageStream of a cluster with a default stream.
+// osImageStream returns the OSImageStream of a cluster with a default stream.
 func osImageStream(version, def string, annotations ...string) string {
 	s := "apiVersion: " + setGroup + "/" + version + "\nkind: OSImageStream\nmetadata:\n  name: cluster\n"
 	if len(annotations) > 0 {
@@ -183,7 +183,7 @@ func osImageStream(version, def string, annotations ...string) string {
 
 const releaseOfStreams = "machineconfiguration.openshift.io/release-image-version: " + setController
 
-func TestACustomPoolInheritsTheStreamOfTheWorkers(t *testing.T) {
+func TestCustomPool_InheritsTheWorkersStream(t *testing.T) {
 	for _, version := range []string{"v1", "v1alpha1"} {
 		for _, tc := range []struct{ worker, infra, want string }{
 			{"", "", "rhel-9"}, {"rhel-10", "", "rhel-10"}, {"rhel-10", "rhel-9", "rhel-9"}, {"", "rhel-10", "rhel-10"},
@@ -207,17 +207,17 @@ func TestACustomPoolInheritsTheStreamOfTheWorkers(t *testing.T) {
 	}
 }
 
-// notMaster chooses all MachineConfigs of the test cluster, also without labels.
+// notMaster selects all MachineConfigs of the test cluster, even without labels.
 var notMaster = metav1.LabelSelectorRequirement{
 	Key: setGroup + "/role", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"master"},
 }
 
-// generatedBy is a MachineConfig that a controller of a version generated.
+// generatedBy returns a MachineConfig that a controller of a version generated.
 func generatedBy(name, version string) string {
 	return customer(name, "worker", "fips: false", setGroup+"/generated-by-controller-version: "+version)
 }
 
-func TestWhatTheMachineConfigOperatorRefusesDoesNotRender(t *testing.T) {
+func TestRender_RejectsWhatTheOperatorRejects(t *testing.T) {
 	one := func(lines ...string) []string { return []string{withFile("60-one", "/etc/a", lines...)} }
 	spec := func(text string) []string { return []string{customer("60-own", "worker", text)} }
 	const ignition = "config:\n  ignition:\n    version: 3.5.0\n"
@@ -321,8 +321,8 @@ func TestARenderedConfigNamesItsController(t *testing.T) {
 	}
 	own := "apiVersion: " + setGroup + "/v1\nkind: MachineConfigPool\nmetadata:\n  name: worker\nspec:\n" +
 		"  machineConfigSelector:\n    matchLabels:\n      " + setGroup + "/role: worker\n---\n"
-	alone := full(t, "worker", parse(t, "f.yaml", own+needed("60-own", file("/etc/own", "own"))))
-	if alone.Config.Annotations[key] == "" {
+	single := full(t, "worker", parse(t, "f.yaml", own+needed("60-own", file("/etc/own", "own"))))
+	if single.Config.Annotations[key] == "" {
 		t.Error("a pool outside of OpenShift names no controller")
 	}
 }

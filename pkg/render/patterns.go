@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// paths are files whose contents are secret whatever they are; a directory ends in
-// a slash. docs/configs.md lists them, and a test compares the two.
+// paths are files whose contents always count as secret. A directory ends in a slash. A
+// test compares the list with docs/configs.md.
 var paths = []struct{ pattern, what string }{
 	{"/var/lib/kubelet/config.json", "the pull secret"},
 	{"/etc/mco/internal-registry-pull-secret.json", "the pull secret of the internal registry"},
@@ -45,7 +45,7 @@ var paths = []struct{ pattern, what string }{
 	{"*/.git-credentials", "passwords"},
 }
 
-// secretPath says what a file at this path would hold; "" if the path does not tell.
+// secretPath returns which secret a file at this path contains, or "" if the path does not tell.
 func secretPath(file string) string {
 	for _, p := range paths {
 		switch {
@@ -54,7 +54,7 @@ func secretPath(file string) string {
 				return p.what
 			}
 		case strings.HasPrefix(p.pattern, "*/"):
-			// The last elements, in whatever directory.
+			// The last elements, in any directory.
 			want := strings.Count(p.pattern, "/")
 			elements := strings.Split(file, "/")
 			if len(elements) < want+1 || strings.HasSuffix(file, ".pub") {
@@ -72,13 +72,13 @@ func secretPath(file string) string {
 	return ""
 }
 
-// pattern finds one kind of secret in a text. Where one of needs is not in the text, in
-// lower case, there is no use in looking further.
+// pattern finds one kind of secret in a text. For speed, the text must contain one of needs
+// before the expression is tried.
 type pattern struct {
 	what  string
 	needs []string
 	re    *regexp.Regexp
-	// right looks closer at a match's groups; nil: every match counts.
+	// right checks a match's groups; if it is nil, every match counts.
 	right func(groups [][]byte) bool
 }
 
@@ -97,7 +97,7 @@ func (p *pattern) in(text []byte) bool {
 	return false
 }
 
-// patterns are the secrets that show in a text. docs/configs.md lists what they are.
+// patterns are the secrets that are visible in a text. docs/configs.md lists them.
 var patterns = []pattern{
 	{"a private key", []string{"PRIVATE KEY"}, regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----`), nil},
 	{"a private key", []string{"PuTTY-User-Key-File-"}, regexp.MustCompile(`PuTTY-User-Key-File-\d`), nil},
@@ -142,21 +142,21 @@ var patterns = []pattern{
 		regexp.MustCompile(`<(?:[A-Za-z]+:)?[A-Za-z]*(?i:password|passphrase|token|secret)>\s*([^<\s][^<]*)</`), argument},
 }
 
-// argument reports whether what an option is given is a text of its own, not a variable,
-// a path or the next option.
+// argument reports whether an option's value is a literal, and not a variable, a path or
+// the next option.
 func argument(groups [][]byte) bool { return literal(strings.TrimRight(string(groups[1]), ";,\\")) }
 
-// names end what a password or token is called where it is given a value, in lower
-// case and without the dashes.
-// Behind a letter, pass and pwd end other words: bypass.
+// names are suffixes of the names of passwords and tokens in assignments, in lower case and
+// without dashes.
+// pass and pwd are handled separately, because other words end in them: bypass.
 var names = []string{"password", "passphrase", "passwd", "psk", "secret", "apikey", "secretkey", "accesskey", "token",
 	"accountkey", "passcode", "luks.key", "clientkeydata", "privatekey", "presharedkey", "wepkey0", "wepkey1", "wepkey2",
 	"wepkey3"}
 
-// longest name, with dashes, a quote and blanks behind it.
+// longest is the size of the longest name, with dashes, a quote and blanks after it.
 const longestName = 32
 
-// assigned reports whether a text gives a name that tells of a secret a value of its own:
+// assigned reports whether a text assigns a literal to the name of a secret:
 // name = value, name: value, "name": "value".
 func assigned(text []byte) bool {
 	for at := 0; ; at++ {
@@ -166,7 +166,7 @@ func assigned(text []byte) bool {
 		}
 		at += next
 		name := nameBefore(text, at)
-		if name == "" || text[at] == ':' && name == "passwd" { // nsswitch.conf and sudoers mean something else by it
+		if name == "" || text[at] == ':' && name == "passwd" { // nsswitch.conf and sudoers use it for something else
 			continue
 		}
 		before := bytes.TrimSpace(text[bytes.LastIndexByte(text[:at], '\n')+1 : at])
@@ -194,7 +194,7 @@ func assigned(text []byte) bool {
 	}
 }
 
-// nameBefore is which of the names stands before a sign; "" if none does.
+// nameBefore returns which of the names precedes a sign, or "".
 func nameBefore(text []byte, sign int) string {
 	window := text[max(0, sign-longestName):sign]
 	window = bytes.TrimRight(window, " \t")
@@ -216,10 +216,10 @@ func nameBefore(text []byte, sign int) string {
 	return ""
 }
 
-// short are names that are also how other words end.
+// short are names in which other words also end.
 var short = regexp.MustCompile(`(?:^|[^A-Za-z]|(?i:db|user|admin|root))(?:[Pp]ass|PASS|[Pp]wd|PWD)$|[a-z](?:Pass|Pwd)$`)
 
-// below is a YAML value that begins on the line below its key; otherwise what is beside it.
+// below returns a YAML value that begins on the line below its key, or else beside.
 func below(text []byte, beside string) string {
 	block := beside != "" && strings.Trim(beside, "|>+-0123456789 \\") == "" && (beside[0] == '|' || beside[0] == '>')
 	if beside != "" && !block {
@@ -249,8 +249,8 @@ var (
 	pathLike = regexp.MustCompile(`^/[A-Za-z0-9_.@%:${}-]+(?:/[A-Za-z0-9_.@%:${}-]*)+$|^/(?:boot|dev|etc|home|mnt|opt|ostree|proc|root|run|srv|sys|sysroot|tmp|usr|var)\b`)
 )
 
-// quotedLiteral reports whether a value in quotes is a text of its own though it begins as
-// a variable, path or switch does. A shell expands variables in double quotes.
+// quotedLiteral reports whether a quoted value is a literal although it begins like a
+// variable, path or switch. A shell expands variables in double quotes.
 func quotedLiteral(value string, shell bool) bool {
 	if len(value) < 3 || strings.Trim(value, "xX*.") == "" {
 		return false
@@ -271,11 +271,11 @@ func isComment(before []byte) bool {
 		bytes.HasPrefix(before, []byte(";"))
 }
 
-// bootstrapToken reports whether a text has a Kubernetes bootstrap token: six letters and
-// digits, a dot, sixteen more. Both are random, so the sixteen have letters and digits.
+// bootstrapToken reports whether a text contains a Kubernetes bootstrap token: six letters
+// and digits, a dot, and sixteen more. Because those are random, they have both kinds.
 func bootstrapToken(text []byte) bool {
 	plain := func(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
-	edge := func(i int) bool {
+	boundary := func(i int) bool {
 		return i < 0 || i >= len(text) || !plain(text[i]) && !bytes.ContainsRune([]byte("._/-"), rune(text[i]))
 	}
 	for at := 0; ; at++ {
@@ -284,7 +284,7 @@ func bootstrapToken(text []byte) bool {
 			return false
 		}
 		at += next
-		if at < 6 || at+17 > len(text) || !edge(at-7) || !edge(at+17) {
+		if at < 6 || at+17 > len(text) || !boundary(at-7) || !boundary(at+17) {
 			continue
 		}
 		id, secret := text[at-6:at], text[at+1:at+17]
@@ -296,10 +296,10 @@ func bootstrapToken(text []byte) bool {
 	}
 }
 
-// call is the start of an expression in a script.
+// call matches the start of an expression in a script.
 var call = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*[(\[]`)
 
-// literal reports whether a value is a text of its own: no variable, path, placeholder or switch.
+// literal reports whether a value is not a variable, path, placeholder or switch.
 func literal(value string) bool {
 	if len(value) < 3 || strings.ContainsRune("$%{<[(`|>=/&\\-*", rune(value[0])) || call.MatchString(value) {
 		return false
@@ -311,14 +311,14 @@ func literal(value string) bool {
 	return strings.Trim(value, "xX*.") != ""
 }
 
-// secretHeader reports whether the value of an HTTP header is for one reader only.
+// secretHeader reports whether the value of an HTTP header is a secret.
 func secretHeader(name string) bool {
 	name = strings.ToLower(name)
 	return name == "authorization" || name == "proxy-authorization" || name == "cookie" ||
 		strings.Contains(name, "token") || strings.Contains(name, "key") || strings.Contains(name, "secret")
 }
 
-// argumentName is what a kernel argument may be called by without telling its value.
+// argumentName returns the name of a kernel argument, without its value.
 func argumentName(argument string) string {
 	name, _, _ := strings.Cut(argument, "=")
 	return name

@@ -10,19 +10,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// AnnotationNeeded on a MachineConfig says "true" if a node needs it before it is
-// approved, and "false" if not. What is needed anyone may have.
+// AnnotationNeeded on a MachineConfig is "true" if a node needs it before it is approved,
+// and "false" if not. Every caller may have what is needed.
 const AnnotationNeeded = "mcs-attest.dev/needed-before-node-approved"
 
-// Options of a pre-approved render.
+// Options are the options of a pre-approved render.
 type Options struct {
-	// Allow are the absolute paths of files that may hold secrets nevertheless.
+	// Allow are the absolute paths of files that may contain secrets.
 	Allow []string
 }
 
-// PreApproved renders the part of a pool's config that anyone may have. Its name is
-// that of the whole config, so the whole one has to render, too. The error is a
-// denial, [reason.ConfigUnavailable]; with an [*Exposed] within if it would hold a secret.
+// PreApproved renders the part of a pool's config that every caller may have. It has the
+// name of the whole config, so the whole config must render, too. The error is a denial,
+// [reason.ConfigUnavailable]. It wraps an [*Exposed] if the part contains a secret.
 func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	p, chosen, err := in.usable(pool)
 	if err != nil {
@@ -33,7 +33,7 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 		return nil, err
 	}
 	var needed []*MachineConfig
-	const base = "every node of the pool starts from it"
+	const base = "it is the base of every node of the pool"
 	why := map[string]string{FromController: base, FromStreams: base}
 	inside := map[string]bool{FromController: true, FromStreams: true}
 	for _, m := range chosen {
@@ -48,14 +48,14 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	}
 	if len(needed) == 0 {
 		return nil, reason.Deny(reason.ConfigUnavailable,
-			"MachineConfigPool %s has no pre-approved part: none of its %d MachineConfigs may be in it; %s: %s",
+			"MachineConfigPool %s has no pre-approved part: it may contain none of its %d MachineConfigs; %s: %s",
 			pool, len(chosen), chosen[0].Name, why[chosen[0].Name])
 	}
 	ignition, config, err := merge(p, needed, in, whole.Name)
 	if err != nil {
 		return nil, err
 	}
-	// The part may be without what a controller generated.
+	// The part may omit generated MachineConfigs.
 	config.Annotations[annotationController] = whole.Annotations[annotationController]
 	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in)}
 	for _, m := range needed {
@@ -72,13 +72,13 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 		case inside[o.From]:
 			continue
 		case o.Kind == "fips":
-			o.Why = "a node cannot turn it on later, and it is no secret"
+			o.Why = "a node cannot enable it later, and it is not secret"
 			out.Origins = append(out.Origins, o)
 			continue
 		}
 		o.Why = why[o.From]
 		if slices.Contains(onlyAtFirst, o.Kind) {
-			o.Why += "; a node that has joined does not take it any more"
+			o.Why += "; a node that has joined cannot apply it anymore"
 		}
 		out.Left = append(out.Left, o)
 	}
@@ -87,33 +87,33 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	return out, nil
 }
 
-// needed reports whether the MachineConfig is in the pre-approved part, and why.
+// needed reports whether the MachineConfig belongs to the pre-approved part, and why.
 func (m *MachineConfig) needed(o Options) (bool, string, error) {
 	switch value, ok := m.Annotations[AnnotationNeeded]; {
 	case ok && (value == "true" || value == "false"):
-		return value == "true", "its annotation " + AnnotationNeeded + " says so", nil
+		return value == "true", "its annotation " + AnnotationNeeded + " decides so", nil
 	case ok:
 		return false, "", &Fault{MachineConfig: m.Name,
 			Problem: m.at.problem(fmt.Sprintf("the annotation %s is %.64q", AnnotationNeeded, value), `"true" or "false"`)}
 	case m.Needed != nil:
-		return *m.Needed, "its spec.neededBeforeNodeApproved says so", nil
+		return *m.Needed, "its spec.neededBeforeNodeApproved decides so", nil
 	case !m.generated():
 		return false, "no controller of the machine-config-operator generated it", nil
 	case !m.ownedByOperator():
-		return false, "its annotation says that a controller generated it, but none owns it", nil
+		return false, "its annotation names a controller, but no controller owns it", nil
 	}
 	if found := o.refused(m.Secrets()); len(found) > 0 {
-		because := "it holds " + found[0].What + ": " + found[0].Where
+		because := "it contains " + found[0].What + ": " + found[0].Where
 		if n := len(found) - 1; n > 0 {
 			because += fmt.Sprintf(", and %d more", n)
 		}
 		return false, because, nil
 	}
-	return true, "the machine-config-operator generated it, and it holds no secret", nil
+	return true, "the machine-config-operator generated it, and it contains no secret", nil
 }
 
-// ownedByOperator reports whether one of the objects that the controllers generate
-// MachineConfigs from owns it. A copy that a person made has the annotation, too.
+// ownedByOperator reports whether its owner is an object from which the controllers generate
+// MachineConfigs. An administrator's copy may still have the annotation.
 func (m *MachineConfig) ownedByOperator() bool {
 	for _, o := range m.OwnerReferences {
 		group, _, _ := strings.Cut(o.APIVersion, "/")
@@ -124,20 +124,20 @@ func (m *MachineConfig) ownedByOperator() bool {
 	return false
 }
 
-// Choice is what is to be said of one MachineConfig of a pool.
+// Choice describes one MachineConfig of a pool.
 type Choice struct {
 	MachineConfig string `json:"machineConfig"`
-	// Fault is why it cannot be used.
+	// Fault is why it is invalid.
 	Fault string `json:"fault,omitempty"`
-	// PreApproved reports whether it is in the pre-approved part, and Why.
+	// PreApproved reports whether it belongs to the pre-approved part. Why is the reason.
 	PreApproved bool   `json:"preApproved"`
 	Why         string `json:"why,omitempty"`
-	// Secrets that no list allows.
+	// Secrets are those that are not allowed.
 	Secrets []Secret `json:"secrets,omitempty"`
 }
 
-// Choices are the MachineConfigs of a pool in the order of the merge, also of a pool that
-// does not render.
+// Choices returns the MachineConfigs of a pool in merge order, even if the pool does not
+// render.
 func Choices(pool string, in Input, o Options) ([]Choice, error) {
 	_, chosen, err := in.choose(pool)
 	if err != nil {

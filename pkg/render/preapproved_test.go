@@ -11,10 +11,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-// pullSecret is where 00-worker has one, as on every OpenShift.
+// pullSecret is the path of the pull secret in 00-worker, as on every OpenShift.
 const pullSecret = "/var/lib/kubelet/config.json"
 
-func TestWhoIsInThePreApprovedPart(t *testing.T) {
+func TestChoices_ListThePreApprovedPart(t *testing.T) {
 	in := cluster(t)
 	r := preApproved(t, "worker", in)
 	c := valid(t, r)
@@ -40,17 +40,17 @@ func TestWhoIsInThePreApprovedPart(t *testing.T) {
 	}
 }
 
-func TestTheWorkersOwnConfigIsInWhereItsPullSecretIsAllowed(t *testing.T) {
+func TestPreApproved_HasTheWorkersConfigIfItsPullSecretIsAllowed(t *testing.T) {
 	r := preApproved(t, "worker", cluster(t), pullSecret)
 	c := valid(t, r)
 	contentsOf(t, c, pullSecret)
-	// The customer's version of the file is left out, the operator's is in.
+	// The customer's version of the file is omitted, the operator's is included.
 	if got := contentsOf(t, c, "/etc/sysctl.d/arp.conf"); !strings.Contains(got, "2") {
 		t.Errorf("/etc/sysctl.d/arp.conf is %s", got)
 	}
 }
 
-func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
+func TestPreApproved_SelectsMachineConfigs(t *testing.T) {
 	const generated = "machineconfiguration.openshift.io/generated-by-controller-version: " +
 		"5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50"
 	const needs = `mcs-attest.dev/needed-before-node-approved: `
@@ -76,13 +76,13 @@ func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
 			"generated it"},
 		{"one of a KubeletConfig, too", owned("machineconfiguration.openshift.io/v1", "KubeletConfig"), true, "generated it"},
 		{"one of the cluster's Image configuration, too", owned("config.openshift.io/v1", "Image"), true, "generated it"},
-		{"a copy without an owner is out", customer("50-probe", "worker", spec, generated), false, "none owns it"},
-		{"one that something else owns is out", owned("apps/v1", "Deployment"), false, "none owns it"},
-		{"a rendered one is out", owned("machineconfiguration.openshift.io/v1", "MachineConfigPool"), false, "none owns it"},
+		{"a copy without an owner is out", customer("50-probe", "worker", spec, generated), false, "no controller owns it"},
+		{"one that something else owns is out", owned("apps/v1", "Deployment"), false, "no controller owns it"},
+		{"a rendered one is out", owned("machineconfiguration.openshift.io/v1", "MachineConfigPool"), false, "no controller owns it"},
 		{"a generated one that says no is out", strings.Replace(owned("config.openshift.io/v1", "Image"), generated,
 			generated+"\n    "+needs+`"false"`, 1), false, "annotation"},
 		{"a generated one with a secret is out", strings.Replace(owned("config.openshift.io/v1", "Image"), b64("a setting"),
-			b64("password = hunter2"), 1), false, "it holds a password or token: the file /etc/probe"},
+			b64("password = hunter2"), 1), false, "it contains a password or token: the file /etc/probe"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := preApproved(t, "worker", cluster(t, tc.config))
@@ -116,7 +116,7 @@ func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
 	})
 }
 
-// said are the parts of a render that another one may have, too: by value, not by name.
+// said returns the parts of a render that another one may also have: by value, not by name.
 func said(t *testing.T, r *render.Rendered) map[string]string {
 	t.Helper()
 	c := valid(t, r)
@@ -147,9 +147,8 @@ func said(t *testing.T, r *render.Rendered) map[string]string {
 }
 
 func TestThePreApprovedPartIsAStrictSubsetOfTheWhole(t *testing.T) {
-	// Pools of MachineConfigs made at random, none of which overrides another: what is
-	// in the part is in the whole with the same value, what is not allowed is not in the
-	// part, and the part is less.
+	// Random pools whose MachineConfigs do not override each other. The part is a strict subset
+	// of the whole with the same values, and has nothing that is not allowed.
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		var configs []string

@@ -20,9 +20,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// What the machine-config-operator writes on its objects, and the kernels it knows.
+// Names and values of the machine-config-operator.
 const (
-	// LabelRole is what pools choose by.
+	// LabelRole is the label that pools select MachineConfigs by.
 	LabelRole                   = Group + "/role"
 	annotationController        = Group + "/generated-by-controller-version"
 	annotationOperator          = Group + "/generated-by-version"
@@ -47,11 +47,11 @@ func Full(pool string, in Input) (*Rendered, error) {
 	return &Rendered{Pool: pool, Config: config, Origins: origins(chosen, config, in)}, nil
 }
 
-// choose finds the pool and its MachineConfigs, in the order they are merged in.
+// choose returns the pool and its MachineConfigs in merge order.
 func (in Input) choose(pool string) (*Pool, []*MachineConfig, error) {
 	i := slices.IndexFunc(in.Pools, func(p *Pool) bool { return p.Name == pool })
 	if i < 0 {
-		return nil, nil, reason.Deny(reason.ConfigUnavailable, "there is no MachineConfigPool %.64q", pool)
+		return nil, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %.64q does not exist", pool)
 	}
 	p := in.Pools[i]
 	selector, err := metav1.LabelSelectorAsSelector(p.Spec.MachineConfigSelector)
@@ -65,7 +65,7 @@ func (in Input) choose(pool string) (*Pool, []*MachineConfig, error) {
 		}
 	}
 	if len(chosen) == 0 {
-		return nil, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s chooses no MachineConfig", pool)
+		return nil, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s selects no MachineConfig", pool)
 	}
 	slices.SortStableFunc(chosen, func(a, b *MachineConfig) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a.Name, b.Name))
@@ -73,7 +73,7 @@ func (in Input) choose(pool string) (*Pool, []*MachineConfig, error) {
 	return p, chosen, nil
 }
 
-// usable is what choose finds, if nothing is wrong with any of it.
+// usable returns the result of choose, or an error if a MachineConfig is invalid.
 func (in Input) usable(pool string) (*Pool, []*MachineConfig, error) {
 	p, chosen, err := in.choose(pool)
 	for _, m := range chosen {
@@ -84,7 +84,7 @@ func (in Input) usable(pool string) (*Pool, []*MachineConfig, error) {
 	return p, chosen, err
 }
 
-// rank puts the workers' MachineConfigs before those of a custom pool.
+// rank sorts the workers' MachineConfigs before those of a custom pool.
 func rank(m *MachineConfig) int {
 	if m.Labels[LabelRole] == "worker" {
 		return 0
@@ -92,11 +92,11 @@ func rank(m *MachineConfig) int {
 	return 1
 }
 
-// generated reports whether the machine-config-operator's own controllers made it.
+// generated reports whether a controller of the machine-config-operator generated it.
 func (m *MachineConfig) generated() bool { return m.Annotations[annotationController] != "" }
 
-// merge is the rendered MachineConfig of a pool from some of its MachineConfigs, and
-// the Ignition config in it. It has the given name, or the one of its own.
+// merge merges MachineConfigs of a pool. It returns the merged MachineConfig and the
+// Ignition config in it. If name is empty, the name contains the hash of the content.
 func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Config, *mcfgv1.MachineConfig, error) {
 	spec := mcfgv1.MachineConfigSpec{KernelArguments: []string{}, Extensions: []string{}, KernelType: KernelDefault}
 	version, err := in.controllerVersion(pool, chosen)
@@ -108,10 +108,10 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 		return types.Config{}, nil, err
 	}
 	spec.OSImageURL, spec.BaseOSExtensionsContainerImage = base.image, base.extensions
-	own := -1 // the MachineConfig whose image counts
+	own := -1 // index of the MachineConfig whose image counts
 	for i, m := range chosen {
 		if m.Labels == nil {
-			return types.Config{}, nil, m.refuse(pool, "it has no labels", "the label "+LabelRole)
+			return types.Config{}, nil, m.refuse(pool, "it has no labels", "add the label "+LabelRole)
 		}
 		spec.KernelArguments = append(spec.KernelArguments, m.Spec.KernelArguments...)
 		spec.Extensions = append(spec.Extensions, m.Spec.Extensions...)
@@ -119,7 +119,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 		if k := m.Spec.KernelType; k == KernelRealtime || k == Kernel64kPages {
 			spec.KernelType = k
 		}
-		// What a controller generated repeats the ControllerConfig's, perhaps an older one.
+		// A generated MachineConfig repeats the image of a possibly older ControllerConfig.
 		if !m.generated() {
 			if m.Spec.OSImageURL != "" {
 				own = i
@@ -137,8 +137,8 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 	overridden := spec.OSImageURL != base.image
 	if stream := pool.Spec.OSImageStream.Name; overridden && stream != "" {
 		return types.Config{}, nil, chosen[own].refuse(pool,
-			fmt.Sprintf("it sets osImageURL, and MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream),
-			"one of the two")
+			fmt.Sprintf("it sets osImageURL, but MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream),
+			"remove one of the two")
 	}
 	config := mergeIgnition(chosen)
 	raw, err := encode(config)
@@ -166,7 +166,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 	return config, out, in.fits(out)
 }
 
-// mergeIgnition merges the Ignition configs, in this order.
+// mergeIgnition merges the Ignition configs in order.
 func mergeIgnition(chosen []*MachineConfig) types.Config {
 	configs := []types.Config{{Ignition: types.Ignition{Version: types.MaxVersion.String()}}}
 	for i, m := range chosen {
@@ -180,7 +180,7 @@ func mergeIgnition(chosen []*MachineConfig) types.Config {
 	}
 	merged := len(configs) > 1
 	config := mergeInPairs(configs)
-	// The files may be those of the first config, which stays as it was read.
+	// The slice may be that of the first config, which must not change.
 	config.Storage.Files = slices.Clone(config.Storage.Files)
 	yes := true
 	for i := range config.Storage.Files {
@@ -195,9 +195,9 @@ func mergeIgnition(chosen []*MachineConfig) types.Config {
 	return config
 }
 
-// withCompression gives contents without compression the empty one. Ignition merges
-// contents and compression separately: plain contents would keep the gzip of the
-// contents that they replace. A file without contents keeps both.
+// withCompression sets the compression of uncompressed contents to "". Ignition merges
+// contents and compression separately, so without it plain contents would inherit the
+// gzip of the contents that they replace. A file without contents is unchanged.
 func withCompression(config types.Config) types.Config {
 	none := ""
 	config.Storage.Files = slices.Clone(config.Storage.Files)
@@ -209,9 +209,9 @@ func withCompression(config types.Config) types.Config {
 	return config
 }
 
-// mergeInPairs merges the first with the second, the third with the fourth, and so on
-// until one is left, where that gives the same as one after the other: what was merged
-// already is then not walked again for each config.
+// mergeInPairs merges the configs pairwise until one is left, if that has the same result
+// as merging one after the other. It is faster, because merged configs are not walked again
+// for each config.
 func mergeInPairs(configs []types.Config) types.Config {
 	if !associative(configs) {
 		for _, c := range configs[1:] {
@@ -233,9 +233,9 @@ func mergeInPairs(configs []types.Config) types.Config {
 	return configs[0]
 }
 
-// associative reports whether it does not matter which of the configs are merged first.
-// It does where one takes away what another has: a path that is a file in one and a link
-// in another, and an HTTP header without a value.
+// associative reports whether the order of merging pairs does not affect the result. It
+// does if a config removes what another has: a path that is a file in one and a link in
+// another, or an HTTP header without a value.
 func associative(configs []types.Config) bool {
 	kinds := map[string]int{}
 	is := func(path string, kind int) bool {
@@ -277,8 +277,8 @@ func associative(configs []types.Config) bool {
 	return true
 }
 
-// blame finds the first MachineConfig that makes the config of those before it invalid,
-// although each is valid by itself.
+// blame finds the first MachineConfig that makes the merged config invalid, although each
+// is valid by itself.
 func blame(chosen []*MachineConfig) error {
 	for i, m := range chosen {
 		config := mergeIgnition(chosen[:i+1])
@@ -290,21 +290,21 @@ func blame(chosen []*MachineConfig) error {
 		if !rpt.IsFatal() {
 			continue
 		}
-		what := "merged over the ones before it"
+		what := "merged with those before it"
 		if i == 0 {
 			what = "rendered"
 		}
 		at, message := fatal(config, rpt)
 		want := ""
 		if strings.Contains(message, ignerrors.ErrOverwriteAndNilSource.Error()) {
-			want = "a rendered file is always overwritten, so it needs contents of its own; append does not do"
+			want = "add contents to the file: a rendered file is always overwritten, so append is not enough"
 		}
-		return &Fault{MachineConfig: m.Name, Problem: m.at.problem("it is not valid "+what+": "+at+": "+message, want)}
+		return &Fault{MachineConfig: m.Name, Problem: m.at.problem("it is invalid "+what+": "+at+": "+message, want)}
 	}
-	return errors.New("the merged config is not valid")
+	return errors.New("the merged config is invalid")
 }
 
-// rendered puts the name and the annotations of a rendered config on it.
+// rendered returns the MachineConfig of a rendered config, with its name and annotations.
 func (in Input) rendered(pool *Pool, spec mcfgv1.MachineConfigSpec, name string) (*mcfgv1.MachineConfig, error) {
 	if name == "" {
 		var err error
@@ -327,14 +327,14 @@ func (in Input) rendered(pool *Pool, spec mcfgv1.MachineConfigSpec, name string)
 	return out, nil
 }
 
-// fits refuses a rendered MachineConfig that a cluster cannot store.
+// fits rejects a rendered MachineConfig that is too large for etcd.
 func (in Input) fits(out *mcfgv1.MachineConfig) error {
 	if in.Controller == nil {
 		return nil
 	}
 	raw, err := json.Marshal(out)
 	if err == nil && len(raw) > maxRendered {
-		err = fmt.Errorf("%d bytes, at most %d are possible", len(raw), maxRendered)
+		err = fmt.Errorf("it has %d bytes; at most %d are possible", len(raw), maxRendered)
 	}
 	if err != nil {
 		return reason.Wrap(reason.ConfigUnavailable, err, "MachineConfig %s", out.Name)
@@ -342,7 +342,7 @@ func (in Input) fits(out *mcfgv1.MachineConfig) error {
 	return nil
 }
 
-// FaultOf is the MachineConfig that a render failed for; nil if it was not one alone.
+// FaultOf returns the MachineConfig at fault for a failed render, or nil.
 func FaultOf(err error) *Fault {
 	var f *Fault
 	errors.As(err, &f)

@@ -22,9 +22,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
-// cluster is the input of testdata/cluster, and of the files given besides.
+// cluster returns the input of testdata/cluster and of additional files.
 func cluster(t testing.TB, more ...string) render.Input {
 	t.Helper()
 	names, err := filepath.Glob("testdata/cluster/*.yaml")
@@ -58,7 +58,7 @@ func parse(t testing.TB, file, text string) render.Input {
 	return in
 }
 
-// customer is a MachineConfig that a person wrote; spec is indented by nothing.
+// customer returns an administrator's MachineConfig; spec has no indentation.
 func customer(name, role, spec string, annotations ...string) string {
 	s := fmt.Sprintf("apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nmetadata:\n  name: %s\n  "+
 		"labels:\n    machineconfiguration.openshift.io/role: %s\n", name, role)
@@ -71,12 +71,12 @@ func customer(name, role, spec string, annotations ...string) string {
 	return s + "spec:\n  " + strings.ReplaceAll(strings.TrimSpace(spec), "\n", "\n  ") + "\n"
 }
 
-// needed is one that anyone may have.
+// needed returns a MachineConfig that every caller may have.
 func needed(name, spec string) string {
 	return customer(name, "worker", spec, `mcs-attest.dev/needed-before-node-approved: "true"`)
 }
 
-// file is a spec with one file of these contents.
+// file returns a spec with one file of these contents.
 func file(path, contents string) string {
 	return fmt.Sprintf("config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: %s\n      "+
 		"contents:\n        source: %s\n", path, quoted("data:;base64,"+b64(contents)))
@@ -107,7 +107,7 @@ func preApproved(t testing.TB, pool string, in render.Input, allow ...string) *r
 	return r
 }
 
-// refusal is the text of a denial, which has to be the one of a config that is not there.
+// refusal returns the text of a denial, which must be ConfigUnavailable.
 func refusal(t testing.TB, err error) string {
 	t.Helper()
 	if err == nil {
@@ -151,7 +151,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// valid has ignition-validate look at a render.
+// valid checks a render with ignition-validate.
 func valid(t testing.TB, r *render.Rendered) types.Config {
 	t.Helper()
 	config, rpt, err := v3_5.Parse(r.Config.Spec.Config.Raw)
@@ -187,9 +187,9 @@ func contentsOf(t testing.TB, c types.Config, path string) string {
 	return ""
 }
 
-func TestWholeConfigsAreWhatTheMachineConfigControllerRenders(t *testing.T) {
-	// The golden files were checked byte for byte against the encoder that the
-	// machine-config-controller uses, and its hash of them.
+func TestFull_AgreesWithTheMachineConfigController(t *testing.T) {
+	// The golden files were compared byte for byte with the machine-config-controller's encoder
+	// and its hash.
 	in := cluster(t)
 	for _, pool := range []string{"worker", "infra"} {
 		r := full(t, pool, in)
@@ -218,14 +218,14 @@ func TestWholeConfigsAreWhatTheMachineConfigControllerRenders(t *testing.T) {
 
 func TestTheOrderOfTheMergeIsTheMachineConfigControllers(t *testing.T) {
 	in := cluster(t)
-	slices.Reverse(in.Configs) // the order that they are read in means nothing
+	slices.Reverse(in.Configs) // the order of the input does not matter
 	worker, infra := full(t, "worker", in), full(t, "infra", in)
 
 	c := valid(t, worker)
 	if got := contentsOf(t, c, "/etc/sysctl.d/arp.conf"); !strings.Contains(got, "1") {
 		t.Errorf("50-worker-chrony comes after 00-worker, but the file has %s", got)
 	}
-	// 10-infra-tuning sorts before 50-worker-chrony, and wins all the same.
+	// 10-infra-tuning sorts before 50-worker-chrony, but overrides it nevertheless.
 	if got := contentsOf(t, valid(t, infra), "/etc/chrony.conf"); !strings.Contains(got, "ntp.infra.example") {
 		t.Errorf("a custom pool's config does not win over the workers': %s", got)
 	}
@@ -290,10 +290,10 @@ status:
 		{name: "a pool on no stream has the default stream's", more: []string{stream},
 			image:      "registry.example/nine@sha256:" + strings.Repeat("9", 64),
 			extensions: "registry.example/nine-ext@sha256:" + strings.Repeat("9", 64)},
-		{name: "a pool on a stream that is not there does not render", more: []string{stream}, stream: "rhel-11",
+		{name: "a pool on an unknown stream does not render", more: []string{stream}, stream: "rhel-11",
 			refused: `"rhel-11", which is not available`},
 		{name: "a pool on a stream where there are none does not render", stream: "rhel-10",
-			refused: "there is no OSImageStream"},
+			refused: "but the cluster has none"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in := cluster(t, tc.more...)
@@ -318,7 +318,7 @@ status:
 	}
 }
 
-func TestARenderNeverChanges(t *testing.T) {
+func TestRendered_IsImmutable(t *testing.T) {
 	in := cluster(t)
 	first := full(t, "worker", in)
 	before := bytes.Clone(first.Config.Spec.Config.Raw)

@@ -12,25 +12,24 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Secret is something in a config that not everyone may have. It never holds the
-// secret itself.
+// Secret describes a secret in a config, without the secret itself.
 type Secret struct {
-	// Path is the file's; empty for what is in no file.
+	// Path is the file's path, or "" outside of files.
 	Path string `json:"path,omitempty"`
-	// Where it is: "the file /etc/shadow", "the unit x.service", ...
+	// Where is the location: "the file /etc/shadow", "the unit x.service", ...
 	Where string `json:"where"`
-	// What it is: "a private key".
+	// What is the kind: "a private key".
 	What string `json:"what"`
 }
 
-// Exposed is why a pre-approved render is refused: anyone would have these.
+// Exposed is the error of a pre-approved render that contains secrets.
 type Exposed struct {
 	Pool string
-	// Secrets by the name of the MachineConfig, in the order of the merge.
+	// Secrets by MachineConfig, in merge order.
 	Secrets []FoundSecret
 }
 
-// FoundSecret is a secret and the MachineConfig that it comes from.
+// FoundSecret is a secret and the MachineConfig that contains it.
 type FoundSecret struct {
 	MachineConfig string
 	Secret
@@ -42,11 +41,11 @@ func (e *Exposed) Error() string {
 	if n := len(e.Secrets) - 1; n > 0 {
 		more = fmt.Sprintf(", and %d more", n)
 	}
-	return fmt.Sprintf("anyone would have %s: %s of MachineConfig %s%s", first.What, first.Where,
+	return fmt.Sprintf("every caller would receive %s: %s of MachineConfig %s%s", first.What, first.Where,
 		first.MachineConfig, more)
 }
 
-// Secrets are what a search of the MachineConfig finds. It is searched once.
+// Secrets returns the secrets that a search of the MachineConfig finds. The result is cached.
 func (m *MachineConfig) Secrets() []Secret {
 	m.once.Do(func() {
 		var s search
@@ -64,7 +63,7 @@ func (m *MachineConfig) Secrets() []Secret {
 	return m.secrets
 }
 
-// search collects what it finds, each thing in a place once.
+// search collects findings without duplicates.
 type search struct{ found []Secret }
 
 func (s *search) add(path, where, what string) {
@@ -79,7 +78,7 @@ func (s *search) text(path, where string, text []byte) {
 	}
 }
 
-// config searches everything in a config that can hold a secret.
+// config searches every field of a config that can contain a secret.
 func (s *search) config(c types.Config) {
 	for _, f := range c.Storage.Files {
 		where := "the file " + f.Path
@@ -132,7 +131,7 @@ func (s *search) config(c types.Config) {
 	s.strings("ignition", reflect.ValueOf(c.Ignition))
 }
 
-// searchedApart are fields that are searched as what they are.
+// searchedApart are fields with a search of their own.
 var searchedApart = map[reflect.Type][]string{
 	reflect.TypeFor[types.Resource]():        {"Source", "HTTPHeaders"},
 	reflect.TypeFor[types.Unit]():            {"Contents"},
@@ -143,9 +142,9 @@ var searchedApart = map[reflect.Type][]string{
 	reflect.TypeFor[types.Proxy]():           {"HTTPProxy", "HTTPSProxy"},
 }
 
-// strings searches every text of a part, whatever field it is in: mount options, those of
-// RAIDs and LUKS volumes, URLs of tang servers, comments of users. A list of texts is
-// searched as one, too: an option and its value may be two of them.
+// strings searches every string of a part, in any field: mount options, options of RAIDs and
+// LUKS volumes, URLs of tang servers, comments of users. It also searches a list of strings
+// as one text, because an option and its value may be two of them.
 func (s *search) strings(where string, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -188,15 +187,15 @@ func (s *search) textOf(where string, text *string) {
 	}
 }
 
-// passwordHash is one unless it stands for no password at all.
+// passwordHash adds a password hash, unless it means that there is no password.
 func (s *search) passwordHash(where string, hash *string) {
 	if hash != nil && *hash != "" && *hash != "*" && *hash != "!" && *hash != "!!" {
 		s.add("", where, "a password hash")
 	}
 }
 
-// resource searches what is written out in a config. What a URL leads to is not in
-// the config; the URL and the headers are.
+// resource searches the contents that a config contains. The contents behind a URL are not in
+// the config, but the URL and the headers are.
 func (s *search) resource(path, where string, r types.Resource) {
 	for _, h := range r.HTTPHeaders {
 		if h.Value != nil && secretHeader(h.Name) {
@@ -212,19 +211,19 @@ func (s *search) resource(path, where string, r types.Resource) {
 		return
 	}
 	if remote {
-		path = "" // whoever allows a file's contents has not read this URL
+		path = "" // the permission for a file's contents does not cover its URL
 	}
 	s.text(path, where, text)
 }
 
-// refused are the secrets that are in no file of the list.
+// refused returns the secrets that are in no allowed file.
 func (o Options) refused(found []Secret) []Secret {
 	return slices.DeleteFunc(slices.Clone(found),
 		func(s Secret) bool { return s.Path != "" && slices.Contains(o.Allow, s.Path) })
 }
 
-// searched refuses a render with a secret: of each MachineConfig by itself, and of
-// what they became together.
+// searched rejects a render with a secret, in each MachineConfig by itself and in the merged
+// config.
 func (r *Rendered) searched(from []*MachineConfig, merged types.Config, o Options) error {
 	e := &Exposed{Pool: r.Pool}
 	for _, m := range from {
@@ -233,7 +232,7 @@ func (r *Rendered) searched(from []*MachineConfig, merged types.Config, o Option
 		}
 	}
 	if len(e.Secrets) == 0 {
-		// Two halves make a whole: contents of one, their compression of another.
+		// Merging may combine the contents of one with the compression of another.
 		var s search
 		s.config(merged)
 		for _, s := range o.refused(s.found) {
@@ -246,7 +245,7 @@ func (r *Rendered) searched(from []*MachineConfig, merged types.Config, o Option
 	return reason.Wrap(reason.ConfigUnavailable, e, "MachineConfigPool %s has no pre-approved part", r.Pool)
 }
 
-// from is the MachineConfig that a secret of the merged config comes from.
+// from returns the MachineConfig that contains a secret of the merged config.
 func (r *Rendered) from(s Secret) string {
 	for _, o := range r.Origins {
 		if o.Kind == "file" && o.Key == s.Path || s.Where == "the unit "+o.Key || s.Where == "the drop-in "+o.Key {

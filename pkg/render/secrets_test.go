@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-// secrets are honest examples of each kind, and where they come from.
+// secrets are realistic examples of each kind, with their sources.
 var secrets = []struct{ name, text, what string }{
 	{"a private key", "-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\n", "a private key"},
 	{"an SSH key", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n", "a private key"},
@@ -75,7 +75,7 @@ var secrets = []struct{ name, text, what string }{
 	{"a quoted value that begins with a parenthesis", "token: \"(hunter2)\"\n", "a password or token"},
 }
 
-// harmless are texts of real nodes that look a little like secrets.
+// harmless are texts of real nodes that resemble secrets.
 var harmless = []struct{ name, text string }{
 	{"nsswitch.conf", "passwd:     files sss systemd\nshadow:     files\ngroup:      files sss\n"},
 	{"a token from a command",
@@ -160,9 +160,9 @@ func TestTextsThatHoldNoSecret(t *testing.T) {
 	})
 }
 
-// TestAttack_T55_ASecretNeverGoesToAnyone puts each secret into a MachineConfig that
-// says anyone may have it, in every place and wrapping.
-func TestAttack_T55_ASecretNeverGoesToAnyone(t *testing.T) {
+// TestAttack_T55_APreApprovedConfigHasNoSecret puts each secret into a MachineConfig that is
+// marked as needed, in every place and encoding.
+func TestAttack_T55_APreApprovedConfigHasNoSecret(t *testing.T) {
 	unit := func(text string) string {
 		return "config:\n  ignition:\n    version: 3.4.0\n  systemd:\n    units:\n    - name: probe.service\n      " +
 			"contents: " + quoted("[Service]\nEnvironment=X="+continued(text)) + "\n"
@@ -269,7 +269,7 @@ func TestAttack_T55_OtherPlacesOfASecret(t *testing.T) {
 		{"a kubeconfig, by its path", file("/root/.kube/config", "x"), "a kubeconfig"},
 		{"an archive", file("/etc/x.zip", "PK\x03\x04..."), "a zip archive, which is not searched"},
 		{"contents that do not unpack", strings.Replace(file("/etc/x", "no gzip"), "        source:",
-			"        compression: gzip\n        source:", 1), "cannot be searched (not gzip)"},
+			"        compression: gzip\n        source:", 1), "cannot be searched (the data is not gzip)"},
 		{"more than is searched", file("/etc/x", gz(strings.Repeat("a", 17<<20))), "more than 16 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -292,8 +292,8 @@ func TestAttack_T55_OtherPlacesOfASecret(t *testing.T) {
 }
 
 func TestAttack_T55_TwoHalvesOfASecret(t *testing.T) {
-	// One MachineConfig has packed contents that nothing says are packed and that look
-	// like nothing; the other says how they are packed.
+	// One MachineConfig has compressed contents without the field compression, which look
+	// harmless; the other one sets the field.
 	half := strings.Replace(file("/etc/probe", gz("password = hunter2")), "/etc/probe", "/etc/probe", 1)
 	in := cluster(t, needed("50-a", half), needed("50-b",
 		"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      contents:\n      "+
@@ -302,7 +302,7 @@ func TestAttack_T55_TwoHalvesOfASecret(t *testing.T) {
 	contains(t, refusal(t, err), "the file /etc/probe")
 }
 
-func TestAllowedFilesMayHoldSecrets(t *testing.T) {
+func TestPreApproved_PermitsSecretsInAllowedFiles(t *testing.T) {
 	config := needed("50-probe", file("/etc/probe", "password = hunter2"))
 	r := preApproved(t, "worker", cluster(t, config), "/etc/probe")
 	contentsOf(t, valid(t, r), "/etc/probe")
@@ -311,7 +311,7 @@ func TestAllowedFilesMayHoldSecrets(t *testing.T) {
 			t.Errorf("%q allows /etc/probe", allow)
 		}
 	}
-	// What is in no file cannot be allowed.
+	// A secret outside of files cannot be allowed.
 	_, err := render.PreApproved("worker", cluster(t, needed("50-probe", "kernelArguments: [a.password=hunter2]")),
 		render.Options{Allow: []string{""}})
 	refusal(t, err)

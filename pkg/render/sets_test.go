@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// The versions that the generated objects name.
+// The versions in the generated objects.
 const (
 	setController = "5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50"
 	setOperator   = "v4.21.3"
 )
 
-// Gzip data with fixed bytes: those of compress/gzip may change with a Go release.
+// Gzip data with fixed bytes, because compress/gzip may change with a Go release.
 const (
 	packedOne  = "H4sIAAAAAAAC/ytITM5OTVHIz0vlAgBU+5YRCwAAAA=="
 	packedTwo  = "H4sIAAAAAAAC/ytITM5OTVEoKc/nAgC/W5Z/CwAAAA=="
@@ -24,12 +24,12 @@ const (
 // setGenerator generates the manifests of a cluster from a seed.
 type setGenerator struct {
 	*rand.Rand
-	// strange sets also have what the machine-config-operator refuses.
+	// strange sets also have content that the machine-config-operator rejects.
 	strange bool
 }
 
-// randomSet returns the manifests of two pools, worker and infra. Odd seeds may have
-// what the machine-config-operator refuses.
+// randomSet returns the manifests of two pools, worker and infra. Odd seeds may have content
+// that the machine-config-operator rejects.
 func randomSet(seed uint64) string {
 	g := setGenerator{rand.New(rand.NewPCG(seed, 23)), seed%2 == 1}
 	docs := []any{g.controller()}
@@ -49,7 +49,7 @@ func randomSet(seed uint64) string {
 		docs = append(docs, g.streams())
 	}
 	if !g.odd(20) {
-		// Each cluster has what the controller generates from its templates.
+		// Each cluster has the objects that the controller generates from its templates.
 		docs = append(docs, map[string]any{"apiVersion": setGroup + "/v1", "kind": "MachineConfig",
 			"metadata": map[string]any{"name": "00-worker", "labels": map[string]any{setGroup + "/role": "worker"},
 				"annotations": map[string]any{setGroup + "/generated-by-controller-version": setController}},

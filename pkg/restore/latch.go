@@ -11,26 +11,26 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
-// The condition of a record whose quarantine has no object of an administrator as its cause. Reason is also the
-// reason of the conditions of policies and of the AttestationVerifier.
+// The condition of a record whose quarantine no administrator's object requires. Reason is also the reason of the
+// conditions of policies and of the AttestationVerifier.
 const (
 	ConditionQuarantined = "Quarantined"
 	Reason               = "EtcdRestored"
 )
 
-// Latch is what a record must not lose. The zero value is nothing.
+// Latch is the state that a record must not lose. The zero value is no state.
 type Latch struct {
 	Quarantined, Joined bool
-	Node                string // that the machine became, if it is known
-	// GrantUsed is the end of the last grant that was used, GrantAttestations how often. Zero: none.
+	Node                string // of the machine, if known
+	// GrantUsed is the end of the last used grant, and GrantAttestations the number of its uses.
 	GrantUsed         time.Time
 	GrantAttestations int32
 }
 
-// Empty reports whether there is nothing that a backup could revoke.
+// Empty reports whether a backup could not revoke anything.
 func (l Latch) Empty() bool { return !l.Quarantined && !l.Joined && l.GrantUsed.IsZero() }
 
-// Stricter returns both together, the stricter part of each.
+// Stricter returns the stricter part of each.
 func (l Latch) Stricter(other Latch) Latch {
 	l.Quarantined = l.Quarantined || other.Quarantined
 	l.Joined = l.Joined || other.Joined
@@ -54,8 +54,8 @@ func (l Latch) usedLess(other Latch) bool {
 		l.GrantUsed.Equal(other.GrantUsed) && l.GrantAttestations < other.GrantAttestations
 }
 
-// Repair returns the record of a Machine with what it lost; nil if it lost nothing. The record was just read, and rec
-// is nil if there is none.
+// Repair returns the record of a Machine with the state that it lost, or nil if it lost nothing. rec was just read, and
+// is nil if no record exists.
 func Repair(rec *v1alpha1.MachineAttestation, m *machine.Machine, l Latch, now time.Time) *v1alpha1.MachineAttestation {
 	next, changed := rec, false
 	step := func(to *v1alpha1.MachineAttestation) {
@@ -65,18 +65,18 @@ func Repair(rec *v1alpha1.MachineAttestation, m *machine.Machine, l Latch, now t
 	}
 	if l.Quarantined {
 		step(record.Quarantine(next, m, true, now))
-		// Only the record is asked whether an object has the quarantine: m may be from before the restore. If another
-		// object has it, the controller of records ends the condition ([Confirmed]).
+		// Only the record decides whether an object requires the quarantine, because m may be older than the restore.
+		// If another object requires it, the controller of records ends the condition ([Confirmed]).
 		if has := rec != nil && rec.Spec.Quarantined; changed && !has {
 			meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
 				Type: ConditionQuarantined, Status: metav1.ConditionTrue, Reason: Reason, LastTransitionTime: metav1.NewTime(now),
-				Message: "quarantined before etcd was restored; no object says so any more. Set spec.quarantined to true " +
-					"to keep it, and after that to false to lift it",
+				Message: "quarantined before etcd was restored, but no object requires it anymore. Set spec.quarantined to true " +
+					"to keep it, and later to false to lift it",
 			})
 		}
 	}
 	if next == nil && (l.Joined || !l.GrantUsed.IsZero()) {
-		next = record.New(m) // the backup is from before there was a record
+		next = record.New(m) // the backup is older than the record
 	}
 	if l.Joined {
 		step(record.Joined(next, l.Node, now))
@@ -101,13 +101,13 @@ func used(rec *v1alpha1.MachineAttestation) (l Latch) {
 	return l
 }
 
-// Unconfirmed reports whether a record is quarantined only because it was before a restore.
+// Unconfirmed reports whether a record is quarantined only because of its state before a restore.
 func Unconfirmed(rec *v1alpha1.MachineAttestation) bool {
 	c := meta.FindStatusCondition(rec.Status.Conditions, ConditionQuarantined)
 	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == Reason
 }
 
-// Confirmed returns the record after an object has the quarantine again; nil where nothing changes.
+// Confirmed returns the record after an object requires the quarantine again, or nil if nothing changes.
 func Confirmed(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil || !Unconfirmed(rec) {
 		return nil
@@ -115,7 +115,7 @@ func Confirmed(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.Machin
 	next := rec.DeepCopy()
 	meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
 		Type: ConditionQuarantined, Status: metav1.ConditionFalse, Reason: "SpecSaysSo",
-		LastTransitionTime: metav1.NewTime(now), Message: "spec.quarantined counts again",
+		LastTransitionTime: metav1.NewTime(now), Message: "spec.quarantined is set again",
 	})
 	return next
 }

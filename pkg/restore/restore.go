@@ -1,14 +1,14 @@
-// Package restore compares what was in force before a restore of etcd with what the backup has. The verifier's
-// backend for a cluster uses it until an administrator acknowledges the restore.
+// Package restore compares the state before a restore of etcd with that of the backup. The verifier's backend for a
+// cluster uses it until an administrator acknowledges the restore.
 //
-// A backup brings back what was revoked since: a quarantine that did not exist yet, a grant that was used, an
-// enrollment that was removed, a provisioning token that was voided. Each function returns the stricter of two states:
+// A backup reverts what was revoked later: a new quarantine, a used grant, a removed enrollment, an invalidated
+// provisioning token. Each function returns the stricter of two states:
 //
-//   - [Latch]: what a record must not lose
-//   - [Machine] and [Enrollment]: by what a machine is accepted
+//   - [Latch]: the state that a record must not lose
+//   - [Machine] and [Enrollment]: the identities of a machine
 //   - [Token]: the provisioning token
 //
-// The package makes no call and keeps no clock.
+// The package is pure and has no clock.
 package restore
 
 import (
@@ -20,14 +20,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
-// Known is by what a Machine was accepted.
+// Known has the identities by which a Machine was accepted.
 type Known struct {
 	EKSHA256, Pools []string
 	Deleting        bool
 }
 
-// Machine returns a Machine that came back, as strict as it was before. Its progress counts as it is: a join is in
-// the record.
+// Machine returns a restored Machine, as strict as it was before. Its progress is that of now, because the record has
+// the join.
 func Machine(before Known, now machine.Machine) machine.Machine {
 	now.EKSHA256 = common(before.EKSHA256, now.EKSHA256)
 	now.Pools = common(before.Pools, now.Pools)
@@ -35,8 +35,8 @@ func Machine(before Known, now machine.Machine) machine.Machine {
 	return now
 }
 
-// Enrollment returns the spec of an enrollment that came back, as strict as it was before. A quarantine counts as it
-// is, so that an administrator can lift it: the record has the one of before.
+// Enrollment returns the spec of a restored enrollment, as strict as it was before. The quarantine is that of now, so
+// that an administrator can lift it. The record has the former one.
 func Enrollment(before, now v1alpha1.MachineAttestationSpec) v1alpha1.MachineAttestationSpec {
 	next := *before.DeepCopy()
 	next.EKSHA256 = common(before.EKSHA256, now.EKSHA256)
@@ -48,15 +48,15 @@ func Enrollment(before, now v1alpha1.MachineAttestationSpec) v1alpha1.MachineAtt
 	return next
 }
 
-// Unknown returns what counts of an enrollment that did not exist before: a quarantine. It reports whether the
-// enrollment has more than that.
+// Unknown returns the valid part of an enrollment that did not exist before: its quarantine. more reports whether the
+// enrollment has other parts.
 func Unknown(now v1alpha1.MachineAttestationSpec) (next v1alpha1.MachineAttestationSpec, more bool) {
 	next = v1alpha1.MachineAttestationSpec{MachineRef: now.MachineRef, Quarantined: now.Quarantined}
 	more = now.MachineRef == nil || len(now.EKSHA256) > 0 || now.ExpectedProviderID != "" || now.Reattest != nil
 	return next, more
 }
 
-// SameGrant reports whether two enrollments have the same grant. None is the same as none.
+// SameGrant reports whether two enrollments have the same grant, or both none.
 func SameGrant(a, b v1alpha1.MachineAttestationSpec) bool {
 	if a.Reattest == nil || b.Reattest == nil {
 		return a.Reattest == b.Reattest
@@ -64,8 +64,8 @@ func SameGrant(a, b v1alpha1.MachineAttestationSpec) bool {
 	return a.Reattest.Until.Unix() == b.Reattest.Until.Unix()
 }
 
-// common returns what both lists have. It returns the former list if they have nothing in common, since an empty list
-// can mean that there is no restriction.
+// common returns the entries of both lists. If there are none, it returns before, because an empty list can mean that
+// there is no restriction.
 func common(before, now []string) []string {
 	both := slices.DeleteFunc(slices.Clone(now), func(s string) bool { return !slices.Contains(before, s) })
 	if len(both) == 0 {
@@ -74,7 +74,7 @@ func common(before, now []string) []string {
 	return both
 }
 
-// earlier returns the earlier of two ends; nil is no end.
+// earlier returns the earlier of two ends; nil means no end.
 func earlier(a, b *metav1.Time) *metav1.Time {
 	if a == nil || b != nil && b.Before(a) {
 		return b

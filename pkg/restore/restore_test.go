@@ -36,16 +36,16 @@ func TestRepair(t *testing.T) {
 		!restore.Unconfirmed(got) {
 		t.Errorf("all of it: %+v", got)
 	}
-	// The Machine is still that of before the restore, and is quarantined; the record has no object that says so.
+	// The Machine is still that of before the restore and is quarantined, but the record has no such object.
 	stale := machine.NewRegistry(nil)
-	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+	e, err := machine.NewEnrollment(v1alpha1.MachineAttestation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "two", UID: "v"},
 		Spec:       v1alpha1.MachineAttestationSpec{Pool: "worker", ExpectedProviderID: "p", Quarantined: true},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stale.PutEnrolment(e)
+	stale.PutEnrollment(e)
 	before, ok := stale.ByUID("v")
 	if !ok || !before.Quarantined() {
 		t.Fatal(before)
@@ -107,7 +107,7 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-func TestLatchTakesTheStricter(t *testing.T) {
+func TestLatch_StricterCombinesBoth(t *testing.T) {
 	all := restore.Latch{Quarantined: true, Joined: true, Node: "n", GrantUsed: now, GrantAttestations: 2}
 	for _, other := range []restore.Latch{
 		{}, {GrantUsed: now.Add(-time.Minute), GrantAttestations: 3}, {GrantUsed: now, GrantAttestations: 1}, all,
@@ -123,7 +123,7 @@ func TestLatchTakesTheStricter(t *testing.T) {
 	}
 }
 
-func TestMachineIsAsStrictAsBefore(t *testing.T) {
+func TestMachine_IsAsStrictAsBefore(t *testing.T) {
 	type list = []string
 	for name, c := range map[string]struct {
 		before  restore.Known
@@ -153,7 +153,7 @@ func TestMachineIsAsStrictAsBefore(t *testing.T) {
 	}
 }
 
-func TestEnrollmentIsAsStrictAsBefore(t *testing.T) {
+func TestEnrollment_IsAsStrictAsBefore(t *testing.T) {
 	early, late := &metav1.Time{Time: now}, &metav1.Time{Time: now.Add(time.Hour)}
 	base := func() v1alpha1.MachineAttestationSpec {
 		return v1alpha1.MachineAttestationSpec{
@@ -205,7 +205,7 @@ func TestEnrollmentIsAsStrictAsBefore(t *testing.T) {
 	}
 }
 
-func TestUnknownEnrollmentOnlyQuarantines(t *testing.T) {
+func TestUnknown_KeepsOnlyTheQuarantine(t *testing.T) {
 	full := v1alpha1.MachineAttestationSpec{
 		MachineRef: &v1alpha1.MachineReference{Name: "one"}, EKSHA256: []string{"a"}, Quarantined: true,
 		ExpectedProviderID: "p", Reattest: &v1alpha1.ReattestGrant{},
@@ -223,7 +223,7 @@ func TestUnknownEnrollmentOnlyQuarantines(t *testing.T) {
 	}
 }
 
-func TestTokenOfABackup(t *testing.T) {
+func TestToken_OfABackup(t *testing.T) {
 	const (
 		tokenA = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
 		tokenB = "1111-bbb_2222-ddd_3333-fff_4444-hhh_5555-jjj"
@@ -235,7 +235,7 @@ func TestTokenOfABackup(t *testing.T) {
 	grace := data{"token": []byte(tokenB), "previous-token": []byte(tokenA), "previous-expires": in(time.Hour)}
 	for name, test := range map[string]struct {
 		before data
-		read   []data // one after the other
+		read   []data // in sequence
 		ok     bool   // the last one is accepted
 	}{
 		"the same":                          {b, []data{b}, true},

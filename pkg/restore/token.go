@@ -8,28 +8,27 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Token decides whether the provisioning token is accepted after a restore. What came back may have been voided since
-// the backup, and a Secret that is missing would open the pools that only the token opens. The verifier cannot replace
-// the token by itself, as it does with keys: machines and pointer configs have it.
+// Token decides whether the provisioning token is accepted after a restore. A restored token may have been invalidated
+// after the backup. A missing Secret would open the pools that only the token opens. The verifier cannot replace the
+// token itself, as it replaces keys, because machines and pointer configs have it.
 //
-//   - What came back was in force: it is in force again.
-//   - Otherwise no token is accepted until the Secret has another one. That one is not accepted together with one
-//     that came back, as the previous token.
+//   - A restored token that was valid before the restore is valid again.
+//   - Otherwise no token is accepted until the Secret has a new one, without a restored one as the previous token.
 //
-// An administrator who wants what came back, also for a grace, acknowledges the restore.
+// An administrator who wants to use the restored token acknowledges the restore.
 type Token struct {
 	Before provisioning.View // what was in force
 
 	read bool
-	back provisioning.Tokens // what was read first after the restore
+	back provisioning.Tokens // the first tokens that were read after the restore
 }
 
-// Accept reports whether what the Secret has now is accepted, and with what it is to be compared; data is nil if there
-// is no Secret.
+// Accept reports whether the current tokens of the Secret are accepted, and the view to compare them with. data is nil
+// if the Secret does not exist.
 func (t *Token) Accept(now time.Time, data map[string][]byte) (known provisioning.View, ok bool) {
 	var tokens provisioning.Tokens
 	if data != nil {
-		tokens, _ = provisioning.Parse(data) // the caller reports what is wrong
+		tokens, _ = provisioning.Parse(data) // the caller reports the error
 	}
 	asBefore := t.asBefore(now, data != nil, tokens)
 	if asBefore {
@@ -42,7 +41,7 @@ func (t *Token) Accept(now time.Time, data map[string][]byte) (known provisionin
 	return known, asBefore && data != nil || t.isNew(now, tokens)
 }
 
-// asBefore reports whether every token that is valid now was valid before, and for as long.
+// asBefore reports whether every token that is valid now was already valid before, for at least as long.
 func (t *Token) asBefore(now time.Time, exists bool, tokens provisioning.Tokens) bool {
 	before, presence := t.Before.At(now)
 	if !exists {
@@ -65,7 +64,7 @@ func (t *Token) asBefore(now time.Time, exists bool, tokens provisioning.Tokens)
 	return true
 }
 
-// isNew reports whether the token was made after the restore, and no token that came back is valid beside it.
+// isNew reports whether the token was created after the restore, and no restored token is valid in addition.
 func (t *Token) isNew(now time.Time, tokens provisioning.Tokens) bool {
 	return !tokens.Current.Empty() && !slices.ContainsFunc(tokens.Valid(now), func(s secret.Bytes) bool {
 		return equal(s, t.back.Current) || equal(s, t.back.Previous)

@@ -1,15 +1,16 @@
-// Package specversion knows which version of the Ignition config specification
-// a client asks for and which one a config is written in.
+// Package specversion determines which versions of the Ignition config specification a
+// client accepts, and in which version a config is written. The gate and the config
+// sources use it.
 //
-// Clients ask by the Accept header, as the Machine Config Server reads it:
+// Clients send an Accept header, which is evaluated like in the Machine Config Server:
 //
-//   - The header is split at commas. Each part is a media type with parameters;
-//     a part without a slash is ignored, as is every parameter but version and q.
-//   - Parts are taken by descending q, equal ones in the order of the header.
-//   - The first part with the subtype vnd.coreos.ignition+json and a version of the
-//     form MAJOR.MINOR.PATCH decides. Any main type will do. The server answers 400 if
-//     it does not support that version, whatever follows.
-//   - Nothing of the kind in the header (curl, a browser): spec 2.2.0.
+//   - The header is split at commas. Each part is a media type with parameters. Parts
+//     without a slash and parameters other than version and q are ignored.
+//   - Parts are sorted by descending q. Parts with the same q keep their order.
+//   - The first part with the subtype vnd.coreos.ignition+json and a version of the form
+//     MAJOR.MINOR.PATCH decides, with any main type. If the server does not support that
+//     version, it answers 400, regardless of the other parts.
+//   - Without such a part (curl, a browser), the client receives spec 2.2.0.
 //
 // Ignition 2.x sends
 //
@@ -33,8 +34,8 @@ import (
 	"strings"
 )
 
-// Version is a version of the config specification. The patch level says
-// nothing: every released specification has 0.
+// Version is a version of the config specification. The patch level is not significant: it
+// is 0 in every released specification.
 type Version struct{ Major, Minor int }
 
 // newestMCS is the newest specification that the Machine Config Server serves.
@@ -43,14 +44,14 @@ var newestMCS = Version{3, 5}
 // unversioned is what a client without an Ignition Accept header receives.
 var unversioned = Version{2, 2}
 
-// String is the form in a config: "3.4.0".
+// String returns the form in a config: "3.4.0".
 func (v Version) String() string { return fmt.Sprintf("%d.%d.0", v.Major, v.Minor) }
 
-// Accept is the versions a client asks for, the most wanted first.
+// Accept is the list of versions that a client accepts, in order of preference.
 type Accept []Version
 
-// ParseAccept reads an Accept header. It has no errors: what does not parse does not count.
-// It reads the whole header: the listener bounds the size, as the Machine Config Server's does.
+// ParseAccept parses an Accept header. It ignores invalid parts. It reads the whole header,
+// because the listener limits the size, like the Machine Config Server's.
 func ParseAccept(header string) Accept {
 	type part struct {
 		version  Version
@@ -81,7 +82,7 @@ func ParseAccept(header string) Accept {
 		p.ignition = haveVersion && subtype == "vnd.coreos.ignition+json"
 		parts = append(parts, p)
 	}
-	// The server sorts all parts in this way. It matters for a q of NaN, which no order has a place for.
+	// The server sorts in the same way. The algorithm matters for a q of NaN.
 	sort.SliceStable(parts, func(i, j int) bool { return parts[i].q > parts[j].q })
 	var a Accept
 	for _, p := range parts {
@@ -92,9 +93,9 @@ func ParseAccept(header string) Accept {
 	return a
 }
 
-// Negotiate returns the version that the Machine Config Server serves. The first wanted
-// version decides: 3.x gives 3.x, at most 3.5, and 2.x from 2.2 on gives 2.2. A client
-// that asks for no version gets 2.2. The error is the server's 400.
+// Negotiate returns the version that the Machine Config Server serves. The client's first
+// version decides: 3.x yields 3.x, at most 3.5, and 2.x from 2.2 on yields 2.2. A client
+// without a version receives 2.2. An error means that the server answers 400.
 func (a Accept) Negotiate() (Version, error) {
 	if len(a) == 0 {
 		return unversioned, nil
@@ -105,12 +106,12 @@ func (a Accept) Negotiate() (Version, error) {
 	case v.Major == 2 && v.Minor >= unversioned.Minor:
 		return unversioned, nil
 	default:
-		return Version{}, fmt.Errorf("no spec version %s", v)
+		return Version{}, fmt.Errorf("spec version %s is not supported", v)
 	}
 }
 
-// Takes reports whether the client can read a config of version v: it asks for
-// the same major version and for no older minor one.
+// Takes reports whether the client accepts a config of version v: it names the same major
+// version, and the same or a newer minor version.
 func (a Accept) Takes(v Version) bool {
 	if len(a) == 0 {
 		a = Accept{unversioned}
@@ -118,11 +119,11 @@ func (a Accept) Takes(v Version) bool {
 	return slices.ContainsFunc(a, func(w Version) bool { return w.Major == v.Major && w.Minor >= v.Minor })
 }
 
-// ErrExperimental says that a config is written in a specification that was not released.
-var ErrExperimental = errors.New("an experimental spec version is read by one release of Ignition alone")
+// ErrExperimental is the error of a config in a specification that was not released.
+var ErrExperimental = errors.New("only one release of Ignition supports an experimental spec version")
 
-// Of returns the specification version that a rendered config names. The config
-// must be one whole JSON object with nothing after it; its content is not looked at.
+// Of returns the specification version of a rendered config, which must be exactly one JSON
+// object. It does not check the content.
 func Of(config []byte) (Version, error) {
 	var head struct {
 		Ignition struct {
@@ -133,7 +134,7 @@ func Of(config []byte) (Version, error) {
 		return Version{}, fmt.Errorf("not an Ignition config: %w", locate(config, err))
 	}
 	if head.Ignition.Version == "" {
-		return Version{}, errors.New("not an Ignition config: there is no ignition.version")
+		return Version{}, errors.New("not an Ignition config: ignition.version is missing")
 	}
 	v, suffix, err := parse(head.Ignition.Version)
 	if err != nil {
@@ -145,7 +146,7 @@ func Of(config []byte) (Version, error) {
 	return v, nil
 }
 
-// locate adds the line to a syntax error; encoding/json counts bytes.
+// locate adds the line to a syntax error, because encoding/json counts bytes.
 func locate(config []byte, err error) error {
 	var syntax *json.SyntaxError
 	if !errors.As(err, &syntax) {
@@ -155,10 +156,10 @@ func locate(config []byte, err error) error {
 	return fmt.Errorf("line %d: %w", 1+strings.Count(string(config[:at]), "\n"), err)
 }
 
-// identifier is what may follow the numbers of a semantic version after - or +.
+// identifier matches the parts of a semantic version after - or +.
 var identifier = regexp.MustCompile(`^[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*$`)
 
-// parse reads MAJOR.MINOR.PATCH with an optional suffix, and reports whether there was one.
+// parse parses MAJOR.MINOR.PATCH with an optional suffix, and reports whether it has one.
 func parse(s string) (v Version, suffix bool, err error) {
 	numbers, build, _ := strings.Cut(s, "+")
 	numbers, release, _ := strings.Cut(numbers, "-")

@@ -8,18 +8,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// ignition is the header of Ignition 2.x (internal/resource/url.go), whose
-// releases differ in the version alone.
+// ignition is the header of Ignition 2.x (internal/resource/url.go). Its releases differ only
+// in the version.
 func ignition(version string) string {
 	return "application/vnd.coreos.ignition+json;version=" + version + ", */*;q=0.1"
 }
 
-// old is the header of Ignition 0.x, from the Machine Config Server's own tests.
+// old is the header of Ignition 0.x, from the Machine Config Server's tests.
 const old = "application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; " +
 	"q=0.5, */*; q=0.1"
 
-// What the Machine Config Server serves for a header: its detectSpecVersionFromAcceptHeader
-// as of the release that clamps newer minor versions to 3.5 (MCO-2182).
+// The version that the Machine Config Server serves for a header, by its
+// detectSpecVersionFromAcceptHeader in the release that limits newer minor versions to 3.5
+// (MCO-2182).
 func TestNegotiationIsTheMachineConfigServers(t *testing.T) {
 	for _, c := range []struct{ name, header, want string }{
 		{"Ignition 0.35", old, "2.2.0"},
@@ -91,8 +92,8 @@ func TestNegotiationIsTheMachineConfigServers(t *testing.T) {
 	}
 }
 
-// What the server chooses for a client must never be what the gate then refuses.
-func TestAClientTakesWhatTheServerChooses(t *testing.T) {
+// The gate must accept whatever version the server selects for a client.
+func TestNegotiate_ReturnsAnAcceptedVersion(t *testing.T) {
 	for _, version := range []string{"2.2.0", "2.4.0", "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", "3.5.0", "3.6.0",
 		"3.7.0-experimental", "3.65535.0"} {
 		a := specversion.ParseAccept(ignition(version))

@@ -2,10 +2,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// IdentityClaim says which Machine has an identity component (an EK, a certified
-// AK, a cloud instance). Its name is the hexadecimal SHA-256 of the component, so
-// that creating it is the atomic step in which one identity becomes one Machine's
-// (rule 4 of docs/security-rules.md). The verifier creates and deletes it; do not edit it.
+// IdentityClaim assigns an identity component (an EK, a certified AK, a cloud instance) to
+// one Machine. Its name is the hexadecimal SHA-256 of the component, so only one claim can
+// be created for it. Only the verifier creates and deletes claims. Do not edit them.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=identityclaims,scope=Cluster
@@ -19,9 +18,9 @@ type IdentityClaim struct {
 	Spec IdentityClaimSpec `json:"spec"`
 }
 
-// IdentityClaimSpec never changes.
+// IdentityClaimSpec is immutable.
 //
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a claim never changes; it is deleted with its Machine"
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a claim is immutable; it is deleted with its Machine"
 type IdentityClaimSpec struct {
 	// component is the kind of the component, a colon, and its hash.
 	Component string `json:"component"`
@@ -29,7 +28,7 @@ type IdentityClaimSpec struct {
 	//
 	// +kubebuilder:validation:MinLength=1
 	MachineUID string `json:"machineUID"`
-	// machineRef is where that Machine was, for people and for the clean-up.
+	// machineRef is the location of that Machine, for administrators and for cleanup.
 	MachineRef MachineReference `json:"machineRef"`
 }
 

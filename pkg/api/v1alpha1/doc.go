@@ -1,13 +1,15 @@
 // Package v1alpha1 is the API group mcs-attest.dev/v1alpha1.
 //
-//   - [AttestationPolicy]: the administrator says, per pool, what a machine must
-//     prove before it receives its full config. docs/policy.md describes each field.
-//   - [MachineAttestation]: one machine. Its spec is the administrator's (enrolled
-//     EK, quarantine, a grant to attest again); its status is the verifier's record.
+//   - [AttestationPolicy]: what a machine of a pool must prove before it receives its
+//     full config. docs/policy.md describes each field.
+//   - [MachineAttestation]: one machine. An administrator writes its spec (enrolled EK,
+//     quarantine, a grant to attest again). The verifier writes its status, the record.
+//   - [IdentityClaim]: which Machine an identity belongs to. Only the verifier writes it.
+//   - [AttestationVerifier]: the status of the verifier of a cluster.
 //
-// In a cluster these are objects of the Kubernetes API; a standalone verifier
-// reads the same manifests from a folder and keeps the status in its own store.
-// The zero value of every field of a spec has a documented meaning.
+// In a cluster these are objects of the Kubernetes API. A standalone verifier reads the
+// same manifests from a folder and stores the status in its database. The zero value of
+// every field of a spec has a documented meaning.
 //
 // +kubebuilder:object:generate=true
 // +groupName=mcs-attest.dev
@@ -31,7 +33,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	return nil
 }
 
-// Names as they stand in manifests.
+// Names in manifests.
 const (
 	APIVersion              = "mcs-attest.dev/v1alpha1"
 	KindAttestationPolicy   = "AttestationPolicy"
@@ -39,13 +41,13 @@ const (
 	KindIdentityClaim       = "IdentityClaim"
 	KindAttestationVerifier = "AttestationVerifier"
 
-	// PendingPrefix begins the name of a MachineAttestation that is a machine which
-	// waits for approval.
+	// PendingPrefix is the name prefix of a MachineAttestation for a machine that waits for
+	// approval.
 	PendingPrefix = "pending-"
 
-	// AnnotationEKSHA256, on a Machine or its BareMetalHost, enrols its TPM: the SHA-256 of the EK's
-	// SubjectPublicKeyInfo in hexadecimal, several separated by commas.
+	// AnnotationEKSHA256, on a Machine or its BareMetalHost, enrolls its TPM: the SHA-256 of the EK's
+	// SubjectPublicKeyInfo in hexadecimal. Several are separated by commas.
 	AnnotationEKSHA256 = "mcs-attest.dev/ek-sha256"
-	// AnnotationPool, on a Machine, names a pool that it may have besides those of its labels.
+	// AnnotationPool, on a Machine, names a pool that it may have in addition to those of its labels.
 	AnnotationPool = "mcs-attest.dev/pool"
 )

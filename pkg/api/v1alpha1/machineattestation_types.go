@@ -2,12 +2,12 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// MachineAttestation is one machine: what the administrator says of it, and
-// what the verifier recorded. In a cluster it is one of three: an enrolment that
-// an administrator wrote (machineRef, or pool for a stand-in), the record that
-// the verifier keeps of a Machine (named by its UID, owned by it), or a machine
-// that waits for approval (neither machineRef nor pool, in the verifier's own
-// namespace).
+// MachineAttestation is one machine: the administrator's settings in spec, and the
+// verifier's record in status. In a cluster it has one of three roles. An enrollment is
+// written by an administrator, with machineRef, or with pool for a stand-in. A record is
+// written by the verifier for a Machine, which owns it and whose UID is its name. A
+// machine that waits for approval has neither machineRef nor pool, and is in the
+// verifier's own namespace.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -38,25 +38,25 @@ type MachineAttestationList struct {
 	Items []MachineAttestation `json:"items"`
 }
 
-// MachineAttestationSpec is the administrator's. It either belongs to a Machine
-// (machineRef) or stands in for one (pool), never both. With neither it is a
-// machine that waits for approval.
+// MachineAttestationSpec is written by administrators. The object belongs to a Machine
+// (machineRef) or stands in for one (pool), never both. With neither it is a machine
+// that waits for approval.
 //
-// +kubebuilder:validation:XValidation:rule="!(has(self.machineRef) && has(self.pool))",message="machineRef and pool exclude each other: the Machine has its own pool"
-// +kubebuilder:validation:XValidation:rule="!has(self.pool) || has(self.ekSHA256) || has(self.expectedProviderID)",message="an object that stands in for a Machine needs ekSHA256 or expectedProviderID"
+// +kubebuilder:validation:XValidation:rule="!(has(self.machineRef) && has(self.pool))",message="machineRef and pool are mutually exclusive: the Machine has its own pool"
+// +kubebuilder:validation:XValidation:rule="!has(self.pool) || has(self.ekSHA256) || has(self.expectedProviderID)",message="an object with pool requires ekSHA256 or expectedProviderID"
 type MachineAttestationSpec struct {
 	// machineRef names the Machine that this object belongs to.
 	MachineRef *MachineReference `json:"machineRef,omitempty"`
 
-	// pool makes this object stand in for a Machine where there are none: the
+	// pool makes this object stand in for a Machine, where Machines do not exist. The
 	// machine with this identity receives this pool's config.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool,omitempty"`
 
-	// ekSHA256 enrols the machine's TPM: the SHA-256 of the SubjectPublicKeyInfo
-	// of an EK, 64 hexadecimal digits. Several where a TPM has several EKs.
+	// ekSHA256 enrolls the machine's TPM. Each entry is the SHA-256 of the
+	// SubjectPublicKeyInfo of one of its EKs, 64 hexadecimal digits.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
@@ -64,20 +64,20 @@ type MachineAttestationSpec struct {
 	// +listType=set
 	EKSHA256 []string `json:"ekSHA256,omitempty"`
 
-	// expectedProviderID is the cloud instance that the machine must be, in the
-	// form of the Machine's spec.providerID.
+	// expectedProviderID is the required cloud instance of the machine, in the form of the
+	// Machine's spec.providerID.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
 	ExpectedProviderID string `json:"expectedProviderID,omitempty"`
 
-	// quarantined stops attestation and redemption for this machine until it is lifted.
+	// quarantined denies attestation, config and certificates to this machine while true.
 	Quarantined bool `json:"quarantined,omitempty"`
 
-	// reattest lets a machine that has joined attest once more.
+	// reattest lets a machine that has joined attest again.
 	Reattest *ReattestGrant `json:"reattest,omitempty"`
 
-	// notAfter ends the enrolment of ekSHA256. Default: it does not end.
+	// notAfter is when the enrollment of ekSHA256 expires. Default: it does not expire.
 	NotAfter *metav1.Time `json:"notAfter,omitempty"`
 }
 
@@ -93,14 +93,14 @@ type MachineReference struct {
 	Name string `json:"name"`
 }
 
-// ReattestGrant is one more attestation for a machine that has joined.
+// ReattestGrant permits another attestation of a machine that has joined.
 type ReattestGrant struct {
-	// until is when the grant ends. A grant is honoured only while its end is at
-	// most 24 hours away.
+	// until is when the grant expires. The verifier ignores a grant that expires more than
+	// 24 hours from now.
 	Until metav1.Time `json:"until"`
 }
 
-// Phase is where a machine stands.
+// Phase is the progress of a machine.
 // +kubebuilder:validation:Enum=Pending;Attested;Fetched;Joined;Denied
 type Phase string
 
@@ -113,7 +113,7 @@ const (
 	PhaseDenied   Phase = "Denied"
 )
 
-// MaxHistory bounds status.history; the oldest entries go first.
+// MaxHistory is the limit of status.history. The oldest entries are deleted first.
 const MaxHistory = 20
 
 // MachineAttestationStatus is the verifier's record.
@@ -125,7 +125,7 @@ type MachineAttestationStatus struct {
 	Identity RecordedIdentity `json:"identity,omitempty,omitzero"`
 	// endorsement that vouched for the EK.
 	Endorsement Endorsement `json:"endorsement,omitempty"`
-	// pending is what is known of a machine that waits for approval.
+	// pending describes a machine that waits for approval.
 	Pending *PendingMachine `json:"pending,omitempty"`
 	// evidence of the last accepted attestation.
 	Evidence []EvidenceSummary `json:"evidence,omitempty"`
@@ -136,123 +136,123 @@ type MachineAttestationStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// history, oldest first, at most 20 entries.
 	History []HistoryEntry `json:"history,omitempty"`
-	// report is the last failure that the machine itself told of. Untrusted.
+	// report is the last failure that the machine reported. Untrusted.
 	Report *FailureReport `json:"report,omitempty"`
-	// challenges are the answered challenges that have not expired yet (binding
-	// Terminated), so that none is answered twice.
+	// challenges are the answered challenges that have not expired (binding Terminated). They
+	// prevent a second answer.
 	Challenges []AnsweredChallenge `json:"challenges,omitempty"`
 	// lastAttested is when the last attestation was accepted.
 	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
 	// pool of the last accepted attestation.
 	Pool string `json:"pool,omitempty"`
-	// ticket is about the report ticket last issued, never the ticket itself.
+	// ticket describes the last report ticket, without the ticket itself.
 	Ticket *TicketStatus `json:"ticket,omitempty"`
-	// quarantined latches spec.quarantined, so that it outlives a spec that cannot be read.
+	// quarantined is the recorded spec.quarantined. It stays in force if the spec becomes unreadable.
 	Quarantined bool `json:"quarantined,omitempty"`
-	// grantUsed is the end of the re-attestation grant that was last consumed.
+	// grantUsed is the end of the re-attestation grant that was used last.
 	GrantUsed *metav1.Time `json:"grantUsed,omitempty"`
-	// grantAttestations counts the attestations under that grant.
+	// grantAttestations is the number of attestations with that grant.
 	GrantAttestations int32 `json:"grantAttestations,omitempty"`
-	// credentials are the machine's own bootstrap credentials that were served and
-	// have not ended, never the credentials themselves.
+	// credentials are the machine's own bootstrap credentials that have not expired, without
+	// their secrets.
 	//
 	// +kubebuilder:validation:MaxItems=8
 	Credentials []CredentialStatus `json:"credentials,omitempty"`
-	// csrKeySHA256 is the SHA-256 (hexadecimal) of the SubjectPublicKeyInfo that
-	// the machine attested as the key of its kubelet; empty if it named none.
+	// csrKeySHA256 is the SHA-256 (hexadecimal) of the SubjectPublicKeyInfo that the machine
+	// attested as its kubelet's key. It is empty if the machine named none.
 	CSRKeySHA256 string `json:"csrKeySHA256,omitempty"`
 	// certificate is the first client certificate that was approved for the machine.
 	Certificate *CertificateStatus `json:"certificate,omitempty"`
 }
 
-// MaxCredentials bounds status.credentials.
+// MaxCredentials is the limit of status.credentials.
 const MaxCredentials = 8
 
-// CredentialStatus is a bootstrap credential that was made for this machine alone.
+// CredentialStatus is a bootstrap credential that was made only for this machine.
 type CredentialStatus struct {
-	// id is how certificate signing requests name it: "JTI=" and the id of a service
-	// account's token, or the user of a bootstrap token, "system:bootstrap:ID".
+	// id identifies the credential in certificate signing requests: "JTI=" and the ID of a
+	// service account's token, or the user of a bootstrap token, "system:bootstrap:ID".
 	ID     string      `json:"id"`
 	Issued metav1.Time `json:"issued"`
 	Expiry metav1.Time `json:"expiry"`
 	// secret is the "namespace/name" of the Secret whose deletion revokes it.
 	Secret string `json:"secret,omitempty"`
-	// secretUID is that Secret's.
+	// secretUID is the UID of that Secret.
 	SecretUID string `json:"secretUID,omitempty"`
-	// revoked: the Secret was deleted, after a quarantine.
+	// revoked reports that the Secret was deleted after a quarantine.
 	Revoked bool `json:"revoked,omitempty"`
 }
 
-// CertificateStatus is a client certificate that was approved.
+// CertificateStatus is an approved client certificate.
 type CertificateStatus struct {
-	// node is the name that it is for.
+	// node is the Node name in the certificate.
 	Node string `json:"node"`
-	// publicKeySHA256 of its SubjectPublicKeyInfo, hexadecimal.
+	// publicKeySHA256 is the SHA-256 (hexadecimal) of its SubjectPublicKeyInfo.
 	PublicKeySHA256 string `json:"publicKeySHA256"`
-	// request is the CertificateSigningRequest's name.
+	// request is the name of the CertificateSigningRequest.
 	Request string `json:"request,omitempty"`
-	// credentialID is the credential that the request was made with.
+	// credentialID is the credential that made the request.
 	CredentialID string      `json:"credentialID,omitempty"`
 	Approved     metav1.Time `json:"approved"`
 }
 
-// RecordedIdentity is what "the same machine" means.
+// RecordedIdentity identifies a machine across attestations.
 type RecordedIdentity struct {
 	EKSHA256 string `json:"ekSHA256,omitempty"`
-	// akSHA256 is recorded where the AK is certified.
+	// akSHA256 is recorded if the AK is certified.
 	AKSHA256   string `json:"akSHA256,omitempty"`
 	ProviderID string `json:"providerID,omitempty"`
-	// instanceID is the cloud's own name of the instance, which is never used again:
-	// "aws:", "gcp:", "azure:" or "vsphere:", and the id.
+	// instanceID is the cloud's unique ID of the instance, with the prefix "aws:", "gcp:",
+	// "azure:" or "vsphere:". The cloud never reuses it.
 	InstanceID string `json:"instanceID,omitempty"`
 }
 
-// EvidenceSummary is what one piece of evidence said.
+// EvidenceSummary describes one piece of evidence.
 type EvidenceSummary struct {
 	Kind string `json:"kind"`
 	// sha256 of the evidence's bytes, hexadecimal.
 	SHA256 string `json:"sha256,omitempty"`
-	// summary holds verified claims, for a person.
+	// summary has verified claims, for administrators.
 	Summary map[string]string `json:"summary,omitempty"`
 }
 
-// PendingMachine is a machine with a genuine TPM that no enrolment names.
+// PendingMachine is a machine with a genuine TPM that is not enrolled.
 type PendingMachine struct {
-	// ekSHA256 is the SHA-256 of its EK's SubjectPublicKeyInfo, hexadecimal.
+	// ekSHA256 is the SHA-256 (hexadecimal) of its EK's SubjectPublicKeyInfo.
 	EKSHA256 string `json:"ekSHA256"`
-	// pool that it asked for.
+	// pool is the requested pool.
 	Pool      string      `json:"pool,omitempty"`
 	FirstSeen metav1.Time `json:"firstSeen"`
 	LastSeen  metav1.Time `json:"lastSeen"`
-	// source is the address that it came from, for orientation only.
+	// source is the address of the request, as a hint only.
 	Source string `json:"source,omitempty"`
-	// certificate is what its EK certificate says.
+	// certificate has the contents of its EK certificate.
 	Certificate map[string]string `json:"certificate,omitempty"`
-	// claims are its own words (JSON), for orientation only. Untrusted.
+	// claims are the machine's own claims (JSON), as a hint only. Untrusted.
 	Claims string `json:"claims,omitempty"`
 }
 
-// TokenStatus is about the token last issued, never the token itself.
+// TokenStatus describes the last token, without the token itself.
 type TokenStatus struct {
 	ID      string      `json:"id"`
 	Pool    string      `json:"pool"`
 	Expiry  metav1.Time `json:"expiry"`
 	Uses    int32       `json:"uses"`
 	MaxUses int32       `json:"maxUses"`
-	// useIDs has a random id for each use. A verifier whose write was not answered
-	// finds out by it whether it took a use, and returns a use that served no one.
+	// useIDs has a random ID for each use. After a write without a response, a verifier
+	// detects with it whether the use was counted. It also identifies a use to return.
 	//
 	// +kubebuilder:validation:MaxItems=10
 	UseIDs []string `json:"useIDs,omitempty"`
 }
 
-// TicketStatus is about the report ticket last issued.
+// TicketStatus describes the last report ticket.
 type TicketStatus struct {
 	ID   string `json:"id"`
 	Uses int32  `json:"uses,omitempty"`
 }
 
-// AnsweredChallenge is a challenge that may not be answered again.
+// AnsweredChallenge is a challenge that must not be answered again.
 type AnsweredChallenge struct {
 	ID     string      `json:"id"`
 	Expiry metav1.Time `json:"expiry"`
@@ -260,24 +260,24 @@ type AnsweredChallenge struct {
 
 // The types of a record's conditions.
 const (
-	// ConditionAttested is true once the machine's evidence was accepted.
+	// ConditionAttested is true after the machine's evidence was accepted.
 	ConditionAttested = "Attested"
-	// ConditionConflict is true when another identity claimed this Machine.
+	// ConditionConflict is true after another identity was proven for this Machine.
 	ConditionConflict = "Conflict"
-	// ConditionFirstBootFailed is true when the machine reported a failed stage.
+	// ConditionFirstBootFailed is true after the machine reported a failed stage.
 	ConditionFirstBootFailed = "FirstBootFailed"
-	// ConditionCertificateRefused is true while a certificate signing request that
-	// was made with this machine's credential is refused.
+	// ConditionCertificateRefused is true while a certificate signing request from this
+	// machine's credential is refused.
 	ConditionCertificateRefused = "CertificateRefused"
 	// ConditionRoleMismatch is true while the machine's Node has a control-plane role that
 	// its pool does not have.
 	ConditionRoleMismatch = "RoleMismatch"
-	// ConditionAccepted, on an enrolment or a policy, is false while the verifier
-	// cannot use the object as it stands; the last good state is in force then.
+	// ConditionAccepted, on an enrollment or a policy, is false while the verifier cannot
+	// use the object. The last valid state then stays in force.
 	ConditionAccepted = "Accepted"
 )
 
-// HistoryEntry is one thing that happened.
+// HistoryEntry is one event.
 type HistoryEntry struct {
 	Time          metav1.Time `json:"time"`
 	Event         string      `json:"event"`
@@ -286,8 +286,8 @@ type HistoryEntry struct {
 	Message       string      `json:"message,omitempty"`
 }
 
-// FailureReport is what a machine told of a later step of its first boot. All
-// of it is untrusted text.
+// FailureReport is a machine's report of a failure later in its first boot. All of it is
+// untrusted text.
 type FailureReport struct {
 	Time       metav1.Time `json:"time"`
 	Unit       string      `json:"unit,omitempty"`

@@ -2,7 +2,7 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// AttestationPolicy says what the machines of some pools must prove.
+// AttestationPolicy defines what the machines of some pools must prove.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -19,9 +19,9 @@ type AttestationPolicy struct {
 	Status AttestationPolicyStatus `json:"status,omitempty,omitzero"`
 }
 
-// AttestationPolicyStatus says what the verifier made of a policy.
+// AttestationPolicyStatus is the verifier's evaluation of a policy.
 type AttestationPolicyStatus struct {
-	// observedGeneration is the generation that the conditions are about.
+	// observedGeneration is the generation that the conditions describe.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// +listType=map
 	// +listMapKey=type
@@ -38,13 +38,13 @@ type AttestationPolicyList struct {
 	Items []AttestationPolicy `json:"items"`
 }
 
-// AttestationPolicySpec is all of a policy. An empty spec enforces an enrolled
+// AttestationPolicySpec is the content of a policy. An empty spec requires an enrolled
 // TPM for every pool.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') == has(self.frontEndKeys)",message="frontEndKeys belong to binding Terminated, and it needs them"
-// +kubebuilder:validation:XValidation:rule="!has(self.evidence) || (has(self.provisioningTokenAlone) && self.provisioningTokenAlone) || !self.evidence.exists(e, e.all == ['provisioning-token'])",message="evidence [provisioning-token] alone needs provisioningTokenAlone: true"
+// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') == has(self.frontEndKeys)",message="binding Terminated requires frontEndKeys, and no other binding allows them"
+// +kubebuilder:validation:XValidation:rule="!has(self.evidence) || (has(self.provisioningTokenAlone) && self.provisioningTokenAlone) || !self.evidence.exists(e, e.all == ['provisioning-token'])",message="an alternative with only [provisioning-token] requires provisioningTokenAlone: true"
 type AttestationPolicySpec struct {
-	// pools are the MachineConfigPools that the policy is for. "*" is every pool
+	// pools are the MachineConfigPools that the policy applies to. "*" means every pool
 	// that no other policy names. Default: "*".
 	//
 	// +kubebuilder:validation:MaxItems=100
@@ -52,58 +52,58 @@ type AttestationPolicySpec struct {
 	// +listType=set
 	Pools []string `json:"pools,omitempty"`
 
-	// mode says what the gate does: "Off" serves everyone, "Audit" serves
-	// everyone and counts whom it would refuse, "Enforce" serves the full config
-	// for a token alone. Default: Enforce.
+	// mode defines what the gate does. "Off": every caller receives the full config.
+	// "Audit": every caller receives it, and the verifier counts the callers that Enforce
+	// would deny. "Enforce": only a valid token receives the full config. Default: Enforce.
 	Mode Mode `json:"mode,omitempty"`
 
-	// unattested says what a caller without a token receives under Enforce:
-	// "Deny" nothing, "PreApproved" the pre-approved config. Default: Deny.
+	// unattested defines what a caller without a token receives in mode Enforce.
+	// "Deny": nothing. "PreApproved": the pre-approved config. Default: Deny.
 	Unattested Unattested `json:"unattested,omitempty"`
 
-	// evidence lists alternatives, best first; a machine needs one of them,
-	// whole. Default: one alternative, tpm2.
+	// evidence lists alternatives, in order of preference. A machine must prove all kinds
+	// of one alternative. Default: one alternative, tpm2.
 	//
 	// +kubebuilder:validation:MaxItems=16
 	Evidence []EvidenceAlternative `json:"evidence,omitempty"`
 
-	// binding ties the evidence to the TLS connection: "Exporter" to the
-	// connection itself, "Terminated" to the key of a front end that ends TLS
-	// before the verifier. Default: Exporter.
+	// binding defines what ties the evidence to the TLS connection. "Exporter": the
+	// connection itself. "Terminated": the key of a front end that terminates TLS in front
+	// of the verifier. Default: Exporter.
 	Binding Binding `json:"binding,omitempty"`
 
 	// frontEndKeys are the SHA-256 (hexadecimal) of the SubjectPublicKeyInfo of
-	// the front ends' certificates. Required with Terminated, refused without.
+	// the front ends' certificates. Only binding Terminated requires and allows them.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{64}$`
 	FrontEndKeys []string `json:"frontEndKeys,omitempty"`
 
-	// tpm2 says how a TPM's evidence is appraised.
+	// tpm2 defines how the verifier appraises a TPM's evidence.
 	TPM2 TPM2Policy `json:"tpm2,omitempty,omitzero"`
 
-	// token is about the attestation result.
+	// token configures the attestation result.
 	Token TokenPolicy `json:"token,omitempty,omitzero"`
 
-	// challengeLifetime is the time from Challenge to Attest, 30s to 10m.
-	// Default: 2m. Longer helps slow TPMs alone.
+	// challengeLifetime is the time from Challenge to Attest, 30s to 10m. Only slow TPMs
+	// need a longer one. Default: 2m.
 	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitempty,omitzero"`
 
-	// maxMachineAge is how long after its creation a Machine may still attest
-	// for the first time, at least 1m. Default: 2h.
+	// maxMachineAge is how long after its creation a Machine may attest for the first
+	// time, at least 1m. Default: 2h.
 	MaxMachineAge metav1.Duration `json:"maxMachineAge,omitempty,omitzero"`
 
-	// provisioningTokenAlone must be true for a policy whose evidence has the
-	// alternative [provisioning-token]: whoever knows that shared secret receives
-	// the pool's config. Default: false.
+	// provisioningTokenAlone must be true if evidence has an alternative with only
+	// [provisioning-token]: any caller with that shared secret then receives the pool's
+	// config. Default: false.
 	ProvisioningTokenAlone bool `json:"provisioningTokenAlone,omitempty"`
 
-	// provisioningToken is about the shared secret that opens pools by itself.
+	// provisioningToken configures the shared secret.
 	ProvisioningToken ProvisioningTokenPolicy `json:"provisioningToken,omitempty,omitzero"`
 }
 
-// Mode says what the gate does with a pool.
+// Mode defines what the gate does for a pool.
 // +kubebuilder:validation:Enum=Off;Audit;Enforce
 type Mode string
 
@@ -114,11 +114,11 @@ const (
 	ModeEnforce Mode = "Enforce"
 )
 
-// Unattested says what a caller without a token receives under Enforce.
+// Unattested defines what a caller without a token receives in mode Enforce.
 // +kubebuilder:validation:Enum=Deny;PreApproved
 type Unattested string
 
-// What the unattested receive.
+// The values of Unattested.
 const (
 	UnattestedDeny        Unattested = "Deny"
 	UnattestedPreApproved Unattested = "PreApproved"
@@ -134,9 +134,9 @@ const (
 	BindingTerminated Binding = "Terminated"
 )
 
-// EvidenceAlternative is one sufficient set of evidence.
+// EvidenceAlternative is a set of evidence that suffices.
 type EvidenceAlternative struct {
-	// all are the kinds that must be present together: tpm2, aws-iid, aws-sts,
+	// all are the kinds that are required together: tpm2, aws-iid, aws-sts,
 	// gcp-identity, azure-attested, provisioning-token.
 	//
 	// +kubebuilder:validation:MinItems=1
@@ -145,39 +145,39 @@ type EvidenceAlternative struct {
 	All []string `json:"all"`
 }
 
-// TPM2Policy says how a TPM's evidence is appraised.
+// TPM2Policy defines how the verifier appraises a TPM's evidence.
 type TPM2Policy struct {
-	// endorsements are the ways in which an EK may be vouched for: "provider",
+	// endorsements are the accepted ways to vouch for an EK: "provider",
 	// "ak-certificate", "enrolled", "manufacturer". Default: enrolled.
 	Endorsements []Endorsement `json:"endorsements,omitempty"`
 
-	// profile says how much of the boot is appraised: "identity-only",
+	// profile defines which part of the boot is appraised: "identity-only",
 	// "secure-boot". Default: identity-only.
 	Profile string `json:"profile,omitempty"`
 
-	// profileAction says what a boot outside the profile leads to: "Enforce" a
-	// denial, "Warn" a warning in the token and the record. Default: Enforce.
+	// profileAction defines what a boot outside the profile leads to. "Enforce": a
+	// denial. "Warn": a warning in the token and the record. Default: Enforce.
 	ProfileAction ProfileAction `json:"profileAction,omitempty"`
 
-	// banks are the PCR banks that may be quoted, the preferred first: "sha256",
-	// "sha384". Default: sha256, then sha384.
+	// banks are the accepted PCR banks, in order of preference: "sha256", "sha384".
+	// Default: sha256, then sha384.
 	Banks []string `json:"banks,omitempty"`
 
-	// referenceValues name the sets of reference values that apply. Default:
-	// every set that the verifier has.
+	// referenceValues names the sets of reference values that apply. Default: all sets
+	// that the verifier has.
 	ReferenceValues []string `json:"referenceValues,omitempty"`
 
-	// approval says when a genuine TPM that nobody enrolled is bound to a
-	// Machine: "Manual" when an administrator approves it, "FirstUse" also when
-	// other evidence of the same attestation names the Machine. Default: Manual.
+	// approval defines how a genuine TPM without enrollment is bound to a Machine.
+	// "Manual": an administrator approves it. "FirstUse": also automatically, if other
+	// evidence of the same attestation names the Machine. Default: Manual.
 	Approval Approval `json:"approval,omitempty"`
 }
 
-// Endorsement is a way in which an EK is vouched for.
+// Endorsement is a way to vouch for an EK.
 // +kubebuilder:validation:Enum=provider;ak-certificate;enrolled;manufacturer
 type Endorsement string
 
-// The endorsements, in the order in which they are tried.
+// The endorsements, in the order of evaluation.
 const (
 	EndorsementProvider      Endorsement = "provider"
 	EndorsementAKCertificate Endorsement = "ak-certificate"
@@ -185,7 +185,7 @@ const (
 	EndorsementManufacturer  Endorsement = "manufacturer"
 )
 
-// ProfileAction says what a boot outside the profile leads to.
+// ProfileAction defines what a boot outside the profile leads to.
 // +kubebuilder:validation:Enum=Enforce;Warn
 type ProfileAction string
 
@@ -195,7 +195,7 @@ const (
 	ProfileWarn    ProfileAction = "Warn"
 )
 
-// Approval says when a genuine TPM that nobody enrolled is bound to a Machine.
+// Approval defines how a genuine TPM without enrollment is bound to a Machine.
 // +kubebuilder:validation:Enum=Manual;FirstUse
 type Approval string
 
@@ -205,36 +205,36 @@ const (
 	ApprovalFirstUse Approval = "FirstUse"
 )
 
-// ProvisioningTokenPolicy says how the provisioning token may be shown to the gate.
+// ProvisioningTokenPolicy defines how the gate accepts the provisioning token.
 type ProvisioningTokenPolicy struct {
-	// urlParameter also takes it as the parameter "token" of the URL, for nodes
-	// whose Ignition sends no headers (specification 2.x and 3.0). Ignition and
-	// every proxy on the way log it. Default: false.
+	// urlParameter also accepts the token as the URL parameter "token", for nodes whose
+	// Ignition sends no headers (specification 2.x and 3.0). Ignition and every proxy on
+	// the path log such a URL. Default: false.
 	URLParameter bool `json:"urlParameter,omitempty"`
 
-	// whenAbsent says what callers receive while there is no provisioning token.
-	// Wait: machines wait until there is one. Open: a caller that presents nothing
-	// receives the full config, as without mcs-attest. Open is for the time before
-	// the first token, and only where the policy lists nothing else. Default: Wait.
+	// whenAbsent defines what callers receive while no provisioning token exists. "Wait":
+	// machines wait for the token. "Open": a caller without a token receives the full
+	// config, as without mcs-attest. Use Open only until the first token exists. It is
+	// allowed only if the policy lists no other evidence. Default: Wait.
 	WhenAbsent WhenAbsent `json:"whenAbsent,omitempty"`
 }
 
-// WhenAbsent says what callers receive while there is no provisioning token.
+// WhenAbsent defines what callers receive while no provisioning token exists.
 // +kubebuilder:validation:Enum=Wait;Open
 type WhenAbsent string
 
-// The answers to an absent provisioning token.
+// The values of WhenAbsent.
 const (
 	WhenAbsentWait WhenAbsent = "Wait"
 	WhenAbsentOpen WhenAbsent = "Open"
 )
 
-// TokenPolicy is about the attestation result.
+// TokenPolicy configures the attestation result.
 type TokenPolicy struct {
 	// lifetime of a token, 1m to 1h. Default: 10m.
 	Lifetime metav1.Duration `json:"lifetime,omitempty,omitzero"`
-	// uses is how often the gate answers to one token, 1 to 10. Default: 3,
-	// since Ignition tries again when a connection drops.
+	// uses is how often the gate accepts a token, 1 to 10. More than one is needed because
+	// Ignition tries again after a dropped connection. Default: 3.
 	//
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10

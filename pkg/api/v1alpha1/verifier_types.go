@@ -2,16 +2,16 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// VerifierName is the one AttestationVerifier of a cluster.
+// VerifierName is the name of the only AttestationVerifier of a cluster.
 const VerifierName = "cluster"
 
-// AttestationVerifier is how the verifier of a cluster is doing. The replica that
-// holds the lease makes it and keeps its status; there is nothing to configure.
+// AttestationVerifier is the status of the verifier of a cluster. The controller replica
+// that holds the lease creates and updates it. It has no settings.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=attestationverifiers,scope=Cluster
-// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="there is one, named cluster"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="the only valid name is cluster"
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`
 // +kubebuilder:printcolumn:name="Progressing",type=string,JSONPath=`.status.conditions[?(@.type=="Progressing")].status`
 // +kubebuilder:printcolumn:name="Degraded",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`
@@ -24,14 +24,14 @@ type AttestationVerifier struct {
 	Status AttestationVerifierStatus `json:"status,omitempty,omitzero"`
 }
 
-// AttestationVerifierStatus is written by the holder of the lease.
+// AttestationVerifierStatus is written by the replica that holds the lease.
 type AttestationVerifierStatus struct {
-	// version of the holder.
+	// version of the verifier that wrote the status.
 	Version string `json:"version,omitempty"`
-	// holder of the lease.
+	// holder is the replica that holds the lease.
 	Holder string `json:"holder,omitempty"`
-	// controlPlaneNodes are the names of the Nodes that may give themselves a control-plane
-	// role: those that have it, and those to come of Machines and records of the pool
+	// controlPlaneNodes are the names of the Nodes that may assign themselves a control-plane
+	// role: those that have it, and the expected Nodes of Machines and records in pool
 	// master. A ValidatingAdmissionPolicy reads them.
 	//
 	// +kubebuilder:validation:MaxItems=512
@@ -44,15 +44,15 @@ type AttestationVerifierStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// The types of an AttestationVerifier's conditions, as a ClusterOperator has them.
+// The condition types of an AttestationVerifier, like those of a ClusterOperator.
 const (
 	ConditionAvailable   = "Available"
 	ConditionProgressing = "Progressing"
 	ConditionDegraded    = "Degraded"
 	ConditionUpgradeable = "Upgradeable"
 	// ConditionDoorOpen is true while the Machine Config Server of a control-plane node
-	// answers without the gate, and unknown while the verifier cannot tell. A cluster
-	// without Machine Config Servers does not have it.
+	// answers requests that bypass the gate. It is unknown while the verifier cannot
+	// determine that. A cluster without Machine Config Servers does not have it.
 	ConditionDoorOpen = "DoorOpen"
 )
 

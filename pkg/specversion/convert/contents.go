@@ -15,32 +15,32 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
-// Nearly all of a config is what is in its files: data URLs. All versions of the
-// specification validate those with the same code, and a conversion does not change them.
-// So each is validated once. For the conversion a short name takes its place.
+// Most of a config is the contents of files, as data URLs. All versions of the
+// specification validate them with the same code, and a conversion does not change them. So
+// each is validated once, and a short placeholder replaces it during the conversion.
 
-// placeholder begins the data URL that stands for contents; a number follows.
+// placeholder is the prefix of the data URL that replaces contents; a number follows.
 const placeholder = "data:,contents-"
 
-// minContents is the length of a source in bytes from which a placeholder is shorter.
+// minContents is the length in bytes from which a source is replaced.
 const minContents = 64
 
-// contents are the sources that are not in a config, by the number of their placeholder.
+// contents are the replaced sources, by the number of their placeholder.
 type contents struct {
 	sources []string
 	number  map[string]int
 	places  int
 }
 
-// takeOut returns the config with placeholders for its long sources. It leaves in place
-// what is not a valid data URL, and does not change its argument.
+// takeOut returns the config with placeholders for its long sources. It does not replace
+// invalid data URLs, and does not modify its argument.
 func takeOut(config types.Config) (types.Config, *contents) {
 	c := &contents{number: map[string]int{}}
 	eachResource(&config, c.take)
 	return config, c
 }
 
-// eachResource calls f with each resource of a config, whose lists it copies before.
+// eachResource calls f with each resource of a config, after it copied the lists.
 func eachResource(config *types.Config, f func(*types.Resource)) {
 	all := func(list *[]types.Resource) {
 		*list = slices.Clone(*list)
@@ -63,8 +63,8 @@ func eachResource(config *types.Config, f func(*types.Resource)) {
 	all(&config.Ignition.Security.TLS.CertificateAuthorities)
 }
 
-// shorten returns a text of a config with placeholders for the long sources of which the
-// validity is plain. It returns nil if there are none.
+// shorten returns the text of a config with placeholders for long sources that are
+// obviously valid, or nil if there are none.
 func shorten(raw []byte) ([]byte, *contents) {
 	root, ok := jsonspan.Parse(raw)
 	if !ok || bytes.Contains(raw, []byte(placeholder)) {
@@ -78,7 +78,7 @@ func shorten(raw []byte) ([]byte, *contents) {
 	return jsonspan.Apply(raw, edits), c
 }
 
-// findIn returns the edits that put placeholders in the place of sources.
+// findIn appends the edits that replace sources with placeholders.
 func (c *contents) findIn(v jsonspan.Value, edits []jsonspan.Edit) []jsonspan.Edit {
 	for e := range v.Elements() {
 		edits = c.findIn(e, edits)
@@ -95,8 +95,8 @@ func (c *contents) findIn(v jsonspan.Value, edits []jsonspan.Edit) []jsonspan.Ed
 	return edits
 }
 
-// add returns the placeholder of a source. Two that are equal have the same, since the
-// specification rejects some duplicates.
+// add returns the placeholder of a source. Equal sources have the same placeholder, because
+// the specification rejects some duplicates.
 func (c *contents) add(source string) string {
 	n, known := c.number[source]
 	if !known {
@@ -107,8 +107,8 @@ func (c *contents) add(source string) string {
 	return placeholder + strconv.Itoa(n)
 }
 
-// restore puts the sources back into a config that was read from a shortened text. It
-// reports whether each was in a place where a source can be.
+// restore puts the sources back into a config that was parsed from a shortened text. It
+// reports whether all of them were valid places for a source.
 func (c *contents) restore(config *types.Config) bool {
 	places := 0
 	eachResource(config, func(r *types.Resource) {
@@ -132,7 +132,7 @@ func (c *contents) take(r *types.Resource) {
 		return
 	}
 	s := *r.Source
-	// What looks like a placeholder is taken out, too. So no placeholder is ambiguous.
+	// Sources that look like placeholders are replaced, too, so that none is ambiguous.
 	if len(s) < minContents && !strings.HasPrefix(s, placeholder) || !printable(s) {
 		return
 	}
@@ -145,8 +145,8 @@ func (c *contents) take(r *types.Resource) {
 }
 
 // plain reports whether a source is a data URL of the simplest form, which every version
-// accepts: "data:," with letters, digits, "-_.~" and escapes. The Machine Config Server, and
-// the machine-config-operator for most files, write this form.
+// accepts: "data:," with letters, digits, "-_.~" and escapes. The Machine Config Server
+// writes this form, and for most files the machine-config-operator.
 func plain[T string | []byte](s T) bool {
 	const prefix = "data:,"
 	if len(s) < len(prefix) || string(s[:len(prefix)]) != prefix {
@@ -164,7 +164,7 @@ func plain[T string | []byte](s T) bool {
 	return true
 }
 
-// unreserved are the bytes that stand for themselves (RFC 3986, 2.3).
+// unreserved are the bytes that need no escape (RFC 3986, section 2.3).
 var unreserved = func() (t [256]bool) {
 	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~") {
 		t[c] = true
@@ -186,7 +186,7 @@ func printable(s string) bool {
 	return true
 }
 
-// putBack writes the sources into JSON in place of their placeholders.
+// putBack replaces the placeholders in JSON with the sources.
 func (c *contents) putBack(raw []byte) ([]byte, error) {
 	if c.places == 0 {
 		return raw, nil
@@ -200,7 +200,7 @@ func (c *contents) putBack(raw []byte) ([]byte, error) {
 		}
 		size += len(encoded[i])
 	}
-	// Within a string the quotes would be escaped: this is always a member.
+	// Within a string the quotes would be escaped, so this is always a member.
 	mark := []byte(`"source":"` + placeholder)
 	out := make([]byte, 0, size)
 	places := 0
@@ -213,14 +213,14 @@ func (c *contents) putBack(raw []byte) ([]byte, error) {
 		digits, after, _ := bytes.Cut(rest, []byte(`"`))
 		n, err := strconv.Atoi(string(digits))
 		if err != nil || n < 0 || n >= len(encoded) {
-			return nil, errors.New("config: a placeholder for contents that do not exist")
+			return nil, errors.New("encode config: unknown placeholder")
 		}
 		out = append(append(out, `"source":`...), encoded[n]...)
 		raw = after
 		places++
 	}
 	if places != c.places {
-		return nil, fmt.Errorf("config: %d contents became %d", c.places, places)
+		return nil, fmt.Errorf("encode config: %d sources, but %d placeholders", c.places, places)
 	}
 	return out, nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion/convert"
 )
 
-// asWhole compares a conversion with one that leaves the contents in their places: the
-// bytes, and the refusals.
+// asWhole compares a conversion, its bytes or its error, with one that does not replace the
+// contents.
 func asWhole(t *testing.T, config types.Config) {
 	t.Helper()
 	before, err := json.Marshal(config)
@@ -55,7 +55,7 @@ func TestFrom35_ContentsComeBackInTheirPlaces(t *testing.T) {
 		"nearly a placeholder":       "data:,contents-",
 		"as a placeholder, signed":   "data:,contents-+1",
 		"a remote file":              "https://data.example/" + strings.Repeat("a", 100),
-		"a scheme nobody knows":      "gopher://" + strings.Repeat("a", 100),
+		"an unknown scheme":          "gopher://" + strings.Repeat("a", 100),
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := parse(t, node)
@@ -72,7 +72,7 @@ func TestFrom35_ContentsComeBackInTheirPlaces(t *testing.T) {
 	}
 }
 
-// parsedAsWhole compares what is read with what is read with the contents in their places.
+// parsedAsWhole compares parsing with parsing without replaced contents.
 func parsedAsWhole(t *testing.T, raw []byte) {
 	t.Helper()
 	got, err := convert.Parse(raw)

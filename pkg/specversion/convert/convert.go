@@ -1,30 +1,28 @@
-// Package convert writes an Ignition config of specification 3.5 in an older version,
-// without a loss or not at all.
+// Package convert converts an Ignition config of specification 3.5 to an older version. It
+// returns an error instead of losing information.
 //
-// A conversion to 3.4 and below does, in this order:
+// A conversion to 3.4 and below has these steps:
 //
-//   - what says no more than a field's absence is left out: an empty list or object,
-//     and a value that is the default;
-//   - every field that is left must be one of the older version: otherwise the
-//     refusal names it;
-//   - the same for values that an older version reads differently: setuid, setgid
-//     and sticky bits below 3.4;
-//   - the older version's own validation must pass: it knows fewer sources, file
-//     systems and hashes;
-//   - read by Ignition's newest code it must be the config that came in.
+//   - Remove what means the same as an absent field: empty lists and objects, and default
+//     values.
+//   - Check that the older version has every remaining field. Otherwise the error names
+//     the field.
+//   - Check for values that an older version interprets differently: setuid, setgid and
+//     sticky bits below 3.4.
+//   - Validate with the older version's code, which supports fewer sources, file systems
+//     and hashes.
+//   - Check that Ignition's newest code parses the result to the original config.
 //
-// 2.2 is written from what passes as 3.0, see [From35]. Its meaning differs in more
-// places (Ignition, "Migrating configs", from 2.3.0 to 3.0.0); what these touch is
-// written out or refused:
+// 2.2 is converted from 3.0, see [From35]. Its semantics differ in more places (Ignition,
+// "Migrating configs", from 2.3.0 to 3.0.0). Those are made explicit or rejected:
 //
-//   - a mode that is not given is written out, as the defaults differ;
-//   - files are overwritten by default there and not here: that is written out;
-//   - a file's list of what to append becomes entries of their own;
-//   - files belong to a file system by its name, not by their path;
-//   - partitions, which are counted in sectors there and never matched with those
-//     that exist, are refused; so is a file without contents, a config to be merged,
-//     a file system without a format or at /, and a directory whose missing parents
-//     would take on its own mode and owner.
+//   - An absent mode is written explicitly, because the defaults differ.
+//   - overwrite is written explicitly, because it defaults to true there.
+//   - A file's append list becomes separate entries.
+//   - Files belong to a file system by its name, not by their path.
+//   - Rejected are partitions, because 2.2 counts them in sectors and never matches
+//     existing ones; files without contents; configs to be merged; file systems without a
+//     format or at /; and directories whose missing parents would get their mode and owner.
 package convert
 
 import (
@@ -47,10 +45,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// RefusedError says that a config cannot be written in an older version.
+// RefusedError is the error of a config that cannot be converted.
 type RefusedError struct {
 	To specversion.Version
-	// Field is where, such as storage.luks[data].cex; "" if it is no one field.
+	// Field is the path, such as storage.luks[data].cex, or "" if it is not one field.
 	Field string
 	Why   string
 }
@@ -62,7 +60,7 @@ func (e *RefusedError) Error() string {
 	return e.Field + ": " + e.Why
 }
 
-// target is a version that a config of 3.5 is written in.
+// target is a version to which configs are converted.
 type target struct {
 	schema reflect.Type
 	valid  func(raw []byte, to, asked specversion.Version) error
@@ -74,26 +72,26 @@ func version[C any](parse func([]byte) (C, report.Report, error)) target {
 	}}
 }
 
-// valid says whether raw passes as a config of version to.
+// valid checks that raw is a valid config of version to.
 func valid[C any](raw []byte, parse func([]byte) (C, report.Report, error), to, asked specversion.Version) error {
 	if _, r, err := parse(raw); err != nil || r.IsFatal() {
-		return &RefusedError{To: asked, Why: "as spec " + to.String() + " it is not valid: " + firstProblem(r, err)}
+		return &RefusedError{To: asked, Why: "it is not valid in spec " + to.String() + ": " + firstProblem(r, err)}
 	}
 	return nil
 }
 
-// targets are those of major version 3, by their minor one.
+// targets are the versions 3.x, by minor version.
 var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Parse), version(v3_3.Parse),
 	version(v3_4.Parse)}
 
-// From35 is a config of spec 3.5 in version to, in JSON: 2.2 or any from 3.0 to 3.5.
-// What it cannot write without a loss is a [RefusedError].
+// From35 converts a config of spec 3.5 to version to, as JSON: 2.2, or 3.0 to 3.5. The error
+// of a config that cannot be converted is a [RefusedError].
 func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	config.Ignition.Version = types.MaxVersion.String()
 	config, contents := takeOut(config)
 	raw, err := json.Marshal(config)
 	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, fmt.Errorf("encode config: %w", err)
 	}
 	if raw, err = from35(raw, to); err != nil {
 		return nil, err
@@ -114,11 +112,11 @@ func from35(raw []byte, to specversion.Version) ([]byte, error) {
 	case to.Major == 3 && to.Minor >= 0 && to.Minor < len(targets):
 		return down(raw, to, to)
 	}
-	return nil, &RefusedError{To: to, Why: "there is no such version"}
+	return nil, &RefusedError{To: to, Why: "the version is unknown"}
 }
 
-// Parse reads a config of spec 3.0 to 3.5 as one of 3.5. The error has nothing of
-// what is in files.
+// Parse parses a config of spec 3.0 to 3.5 as one of 3.5. The error contains no contents of
+// files.
 func Parse(raw []byte) (types.Config, error) {
 	if short, contents := shorten(raw); contents != nil {
 		if c, err := parseWhole(short); err == nil && contents.restore(&c) {
@@ -131,12 +129,12 @@ func Parse(raw []byte) (types.Config, error) {
 func parseWhole(raw []byte) (types.Config, error) {
 	c, r, err := v3_5.ParseCompatibleVersion(raw)
 	if err != nil || r.IsFatal() {
-		return types.Config{}, fmt.Errorf("not a valid config: %s", firstProblem(r, err))
+		return types.Config{}, fmt.Errorf("invalid config: %s", firstProblem(r, err))
 	}
 	return c, nil
 }
 
-// down writes a config of 3.5 in a version of 3; asked is the one that the refusal names.
+// down converts a config of 3.5 to a version 3.x. asked is the version that an error names.
 func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
 	t := targets[to.Minor]
 	tree, err := parse(raw)
@@ -164,7 +162,7 @@ func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
 	return out, nil
 }
 
-// firstProblem is what the validation said, on one line.
+// firstProblem returns the first error of a validation, on one line.
 func firstProblem(r report.Report, err error) string {
 	for _, e := range r.Entries {
 		if e.Kind != report.Error {
@@ -172,8 +170,8 @@ func firstProblem(r report.Report, err error) string {
 		}
 		at := e.Context.String()
 		if strings.HasSuffix(at, ".source") {
-			// The message may have some of the data URL.
-			return at + ": not a URL of a kind that it can have"
+			// The message may contain a part of the data URL.
+			return at + ": unsupported URL"
 		}
 		return at + ": " + e.Message
 	}
@@ -183,7 +181,7 @@ func firstProblem(r report.Report, err error) string {
 	return "no reason given"
 }
 
-// same says whether out, read by Ignition's newest code, is the config full.
+// same reports whether Ignition's newest code parses out to the config full.
 func same(full, out []byte) error {
 	up, err := Parse(out)
 	if err != nil {
@@ -201,10 +199,10 @@ func same(full, out []byte) error {
 	if err != nil {
 		return err
 	}
-	// Reading 3.4, Ignition up to 2.26 forgets this one; the releases that ask for 3.4 do not.
+	// Ignition up to 2.26 ignores this field when it parses 3.4; the releases that request 3.4 do not.
 	forgotten := []string{"storage", "luks", "clevis", "tang", "advertisement"}
 	if !bytes.Equal(encode(without(withoutEmpty(tree), forgotten, nil)), encode(without(before, forgotten, nil))) {
-		return errors.New("it would not say the same")
+		return errors.New("the converted config would not have the same meaning")
 	}
 	return nil
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion/convert"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "update the golden files")
 
-// node has everything that a MachineConfig has and every version can say.
+// node has all kinds of content of MachineConfigs that every version supports.
 const node = `{
   "ignition": {"version": "3.5.0",
     "timeouts": {"httpTotal": 30},
@@ -73,18 +73,18 @@ func version(major, minor int) specversion.Version {
 	return specversion.Version{Major: major, Minor: minor}
 }
 
-// all are the versions that a config is served in.
+// all are the served versions.
 var all = []specversion.Version{version(2, 2), version(3, 0), version(3, 1), version(3, 2), version(3, 3),
 	version(3, 4), version(3, 5)}
 
-// edited is the config node with one more thing in it, as an overlay that is merged.
+// edited returns the config node with an overlay merged into it.
 func edited(t testing.TB, overlay string) types.Config {
 	t.Helper()
 	child := parse(t, `{"ignition":{"version":"3.5.0"},`+overlay+`}`)
 	return v3_5.Merge(parse(t, node), child)
 }
 
-func TestEveryVersionSaysTheSame(t *testing.T) {
+func TestConfig_IsEquivalentInEveryVersion(t *testing.T) {
 	want := meaning(t, parse(t, node))
 	for _, v := range all {
 		t.Run(v.String(), func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestEveryVersionSaysTheSame(t *testing.T) {
 	}
 }
 
-// meaning is a config as JSON without what says nothing.
+// meaning returns a config as JSON without members that have no effect.
 func meaning(t testing.TB, c types.Config) string {
 	t.Helper()
 	for i := range c.Passwd.Users {
@@ -130,7 +130,7 @@ func meaning(t testing.TB, c types.Config) string {
 	return string(raw)
 }
 
-// 2.2 has no parser here, so a person reads it once.
+// 2.2 has no parser here, so the golden file was reviewed by hand.
 func TestGolden(t *testing.T) {
 	for _, v := range all {
 		out, err := convert.From35(parse(t, node), v)
@@ -159,7 +159,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func TestWhatAVersionLacksIsRefusedByItsName(t *testing.T) {
+func TestFrom35_NamesTheFieldThatAVersionLacks(t *testing.T) {
 	v30, v31, v32, v33, v34, v35 := version(3, 0), version(3, 1), version(3, 2), version(3, 3), version(3, 4),
 		version(3, 5)
 	disk := func(partition string) string {
@@ -171,7 +171,7 @@ func TestWhatAVersionLacksIsRefusedByItsName(t *testing.T) {
 	for _, c := range []struct {
 		name, overlay string
 		since         specversion.Version // the oldest that has it
-		says          string              // the refusal, in those before
+		says          string              // the error, in earlier versions
 	}{
 		{"what every version has", `"storage":{}`, version(2, 2), ""},
 		{"a Crypto Express card", luks(`,"cex":{"enabled":true}`), v35, "storage.luks[data].cex: spec|storage.luks: spec"},
@@ -244,7 +244,7 @@ func TestWhatAVersionLacksIsRefusedByItsName(t *testing.T) {
 	}
 }
 
-// says reports whether the refusal says one of several things.
+// says reports whether the error contains one of the texts.
 func says(err error, any string) bool {
 	return slices.ContainsFunc(strings.Split(any, "|"), func(s string) bool { return strings.Contains(err.Error(), s) })
 }
@@ -258,8 +258,8 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 	}
 }
 
-// A refusal is read in logs: what is in a file is not in it.
-func TestARefusalDoesNotTellContents(t *testing.T) {
+// Errors go to logs, so they must not contain the contents of files.
+func TestRefusedError_HasNoContents(t *testing.T) {
 	config := edited(t, `"storage":{"files":[{"path":"/etc/x","append":[{"source":"https://hunter2@x.example","httpHeaders":[{"name":"A","value":"hunter2"}]}],"contents":{"source":"data:,hunter2","compression":"gzip"}}],"luks":[{"name":"d","device":"/dev/x","keyFile":{"source":"data:,hunter2"}}]}`)
 	config.Storage.Files = append(config.Storage.Files, types.File{Node: types.Node{Path: "relative"}})
 	for _, v := range all {

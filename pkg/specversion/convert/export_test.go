@@ -8,7 +8,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// Whole is From35 with all contents in their places throughout.
+// Whole is From35 without replaced contents.
 func Whole(config types.Config, to specversion.Version) ([]byte, error) {
 	config.Ignition.Version = types.MaxVersion.String()
 	raw, err := json.Marshal(config)
@@ -18,5 +18,5 @@ func Whole(config types.Config, to specversion.Version) ([]byte, error) {
 	return from35(raw, to)
 }
 
-// ParseWhole is Parse with all contents in their places throughout.
+// ParseWhole is Parse without replaced contents.
 var ParseWhole = parseWhole

@@ -16,10 +16,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion/convert"
 )
 
-// outcome is what a config leaves at one path, written down from the two
-// specifications and not from the conversion.
+// outcome is the result of a config at one path, implemented from the two specifications,
+// independently of the conversion.
 type outcome struct {
-	Device    string // whose file system it is on; "" for the root's
+	Device    string // of its file system, or "" for the root file system
 	Kind      string
 	Mode      int
 	User      string
@@ -29,7 +29,7 @@ type outcome struct {
 	Target    string
 }
 
-// outcomes3 reads a config by the rules of spec 3.
+// outcomes3 evaluates a config by the rules of spec 3.
 func outcomes3(c types.Config) map[string]outcome {
 	device := func(p string) string {
 		longest, found := "", ""
@@ -70,7 +70,7 @@ func outcomes3(c types.Config) map[string]outcome {
 		if f.Contents.Source != nil {
 			o.Contents = resource(f.Contents)
 		} else {
-			o.Mode = mode(f.Mode, -1) // that of the file that is there, if it is
+			o.Mode = mode(f.Mode, -1) // that of the existing file, if any
 		}
 		for _, a := range f.Append {
 			o.Appended = append(o.Appended, resource(a))
@@ -88,7 +88,7 @@ func outcomes3(c types.Config) map[string]outcome {
 	return out
 }
 
-// outcomes2 reads one by the rules of spec 2.2.
+// outcomes2 evaluates a config by the rules of spec 2.2.
 func outcomes2(t *testing.T, raw []byte, mounted map[string]string) map[string]outcome {
 	t.Helper()
 	type node struct {
@@ -170,8 +170,8 @@ func outcomes2(t *testing.T, raw []byte, mounted map[string]string) map[string]o
 	return out
 }
 
-// 2.2 has no parser in this tree; so both are read by their specification's rules.
-func TestSpec22LeavesTheSameOnTheDisk(t *testing.T) {
+// 2.2 has no parser in this tree, so both are evaluated by the rules of their specification.
+func TestFrom35_Spec22WritesTheSameFiles(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	pick := func(of ...string) string { return of[random.IntN(len(of))] }
 	maybe := func() bool { return random.IntN(2) == 0 }

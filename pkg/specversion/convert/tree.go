@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// object is a JSON object in its own order. The other values are as encoding/json
-// has them: []any, string, json.Number, bool, nil.
+// object is a JSON object that keeps the order of its members. Other values have the types
+// of encoding/json: []any, string, json.Number, bool, nil.
 type object []member
 
 type member struct {
@@ -30,16 +30,16 @@ func (o object) get(key string) any {
 	return nil
 }
 
-// parse reads JSON that this package wrote.
+// parse parses JSON that this package encoded.
 func parse(raw []byte) (any, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
 	v, err := parseValue(dec)
 	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, fmt.Errorf("parse config: %w", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("config: more than one value")
+		return nil, errors.New("parse config: more than one value")
 	}
 	return v, nil
 }
@@ -59,7 +59,7 @@ func parseValue(dec *json.Decoder) (any, error) {
 			}
 			key, ok := k.(string)
 			if !ok {
-				return nil, errors.New("a key that is no string")
+				return nil, errors.New("a key is not a string")
 			}
 			v, err := parseValue(dec)
 			if err != nil {
@@ -121,7 +121,7 @@ func encodeValue(b *bytes.Buffer, v any) {
 	}
 }
 
-// withoutEmpty leaves out the members that hold nothing. Elements of lists stay.
+// withoutEmpty removes empty members. It keeps the elements of lists.
 func withoutEmpty(v any) any {
 	switch v := v.(type) {
 	case object:
@@ -153,8 +153,8 @@ func empty(v any) bool {
 	return false
 }
 
-// defaults are fields that not every version of 3 has, with the value that stands
-// for their absence.
+// defaults are fields that not every version 3.x has, with the value that means the same as
+// their absence.
 var defaults = []struct {
 	path  []string
 	value any
@@ -166,7 +166,7 @@ var defaults = []struct {
 	{[]string{"storage", "luks", "cex", "enabled"}, false},
 }
 
-// withoutDefaults leaves these out.
+// withoutDefaults removes default values.
 func withoutDefaults(tree any) any {
 	for _, d := range defaults {
 		tree = without(tree, d.path, d.value)
@@ -174,7 +174,7 @@ func withoutDefaults(tree any) any {
 	return withoutEmpty(tree)
 }
 
-// without leaves out the member at path that has a value; nil: whatever value it has.
+// without removes the member at path if it has a value; nil means any value.
 func without(v any, path []string, value any) any {
 	switch v := v.(type) {
 	case object:
@@ -198,7 +198,7 @@ func without(v any, path []string, value any) any {
 	return v
 }
 
-// known refuses the first field that the schema does not have.
+// known rejects the first field that the schema does not have.
 func known(v any, schema reflect.Type, at string, to specversion.Version) error {
 	for schema.Kind() == reflect.Pointer {
 		schema = schema.Elem()
@@ -211,7 +211,7 @@ func known(v any, schema reflect.Type, at string, to specversion.Version) error 
 			field := join(at, m.key)
 			t, ok := fields[m.key]
 			if !ok {
-				return &RefusedError{To: to, Field: field, Why: "spec " + to.String() + " has no such field"}
+				return &RefusedError{To: to, Field: field, Why: "spec " + to.String() + " does not have this field"}
 			}
 			if err := known(m.value, t, field, to); err != nil {
 				return err
@@ -220,7 +220,7 @@ func known(v any, schema reflect.Type, at string, to specversion.Version) error 
 	case []any:
 		for i, e := range v {
 			if schema.Kind() != reflect.Slice {
-				return &RefusedError{To: to, Field: at, Why: "spec " + to.String() + " has no list there"}
+				return &RefusedError{To: to, Field: at, Why: "spec " + to.String() + " does not have a list here"}
 			}
 			if err := known(e, schema.Elem(), at+element(e, i), to); err != nil {
 				return err
@@ -230,7 +230,7 @@ func known(v any, schema reflect.Type, at string, to specversion.Version) error 
 	return nil
 }
 
-// collect adds the JSON names of a struct's fields, also of those embedded in it.
+// collect adds the JSON names of a struct's fields, including those of embedded structs.
 func collect(t reflect.Type, fields map[string]reflect.Type) {
 	if t.Kind() != reflect.Struct {
 		return
@@ -252,8 +252,8 @@ func join(at, key string) string {
 	return at + "." + key
 }
 
-// element names an element of a list by what a person knows it by. A source is never
-// shown: it may hold what is in the file.
+// element identifies an element of a list by its name. It never uses a source, which may be
+// the contents of a file.
 func element(v any, i int) string {
 	o, _ := v.(object)
 	for _, key := range []string{"path", "name", "device"} {
@@ -264,7 +264,7 @@ func element(v any, i int) string {
 	return fmt.Sprintf("[%d]", i)
 }
 
-// specialBits refuses modes that older versions read without these bits.
+// specialBits rejects modes with bits that older versions ignore.
 func specialBits(tree any, to specversion.Version) error {
 	root, _ := tree.(object)
 	storage, _ := root.get("storage").(object)
@@ -278,7 +278,7 @@ func specialBits(tree any, to specversion.Version) error {
 			}
 			if mode, err := n.Int64(); err != nil || mode&0o7000 != 0 {
 				return &RefusedError{To: to, Field: "storage." + kind + element(e, i) + ".mode",
-					Why: fmt.Sprintf("spec %s has no setuid, setgid and sticky bits (0%o)", to, mode)}
+					Why: fmt.Sprintf("spec %s does not support setuid, setgid and sticky bits (0%o)", to, mode)}
 			}
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// The schema of spec 2.2, as far as a config of 3.0 reaches into it. What an absent
-// field means is the same in both where the field here has no pointer.
+// The part of spec 2.2's schema that a config of 3.0 needs. For fields without a pointer,
+// absence has the same meaning in both.
 type (
 	config22 struct {
 		Ignition ignition22 `json:"ignition"`
@@ -146,27 +146,27 @@ type (
 	}
 )
 
-// What a mode that is not given means in spec 3.
+// The defaults of an absent mode in spec 3.
 const (
 	fileMode      = 0o644
 	directoryMode = 0o755
 )
 
-// rootFilesystem is the name of the one that every config has in spec 2.
+// rootFilesystem is the name of the root file system, which every config of spec 2 has.
 const rootFilesystem = "root"
 
-// to22 writes a valid config of 3.0 as 2.2.
+// to22 converts a valid config of 3.0 to 2.2.
 func to22(raw []byte, to specversion.Version) ([]byte, error) {
 	var c v3_0.Config
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, fmt.Errorf("parse config: %w", err)
 	}
 	refuse := func(field, format string, a ...any) error {
 		return &RefusedError{To: to, Field: field, Why: fmt.Sprintf(format, a...)}
 	}
 	out := config22{Ignition: ignition22{Version: to.String()}}
 	if len(c.Ignition.Config.Merge) > 0 {
-		return nil, refuse("ignition.config.merge", "spec 2.2 appends configs and does not merge them")
+		return nil, refuse("ignition.config.merge", "spec 2.2 appends configs, but does not merge them")
 	}
 	if c.Ignition.Config.Replace.Source != nil {
 		r := c.Ignition.Config.Replace
@@ -243,7 +243,7 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 	for _, d := range s.Disks {
 		if len(d.Partitions) > 0 {
 			return nil, refuse("storage.disks["+d.Device+"].partitions",
-				"spec 2.2 counts them in sectors and takes none that exists")
+				"spec 2.2 counts them in sectors and does not match existing ones")
 		}
 		out.Disks = append(out.Disks, disk22{Device: d.Device, WipeTable: value(d.WipeTable)})
 	}
@@ -255,11 +255,11 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 		field := "storage.filesystems[" + f.Device + "]"
 		switch {
 		case f.Format == nil:
-			return nil, refuse(field+".format", "spec 2.2 needs one")
+			return nil, refuse(field+".format", "spec 2.2 requires a format")
 		case f.Path != nil && path.Clean(*f.Path) == "/":
-			return nil, refuse(field+".path", "spec 2.2 makes no root file system")
+			return nil, refuse(field+".path", "spec 2.2 cannot create the root file system")
 		}
-		name := f.Device // of no matter, but unique
+		name := f.Device // any unique name
 		if f.Path != nil {
 			name = path.Clean(*f.Path)
 			mounts = append(mounts, name)
@@ -280,10 +280,10 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 		}
 		plain := *mode == directoryMode && d.User == (v3_0.NodeUser{}) && d.Group == (v3_0.NodeGroup{})
 		parent := path.Dir(path.Clean(d.Path))
-		// Of /etc and its like every root has all.
+		// Every root file system has /etc and similar directories.
 		if !plain && !listed[parent] && strings.Count(parent, "/") > 1 {
 			return nil, refuse("storage.directories["+d.Path+"]",
-				"spec 2.2 gives its mode and owner also to the parents that are missing: list %s, too", parent)
+				"spec 2.2 also sets mode and owner of missing parents; add %s to the list", parent)
 		}
 		out.Directories = append(out.Directories, directory22{node22: node22Of(d.Node, mounts), Mode: mode})
 	}
@@ -293,7 +293,7 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 	for _, f := range s.Files {
 		if f.Contents.Source == nil && len(f.Append) == 0 {
 			return nil, refuse("storage.files["+f.Path+"].contents",
-				"spec 2.2 has no file that is only made where there is none")
+				"spec 2.2 cannot create a file only if it does not exist")
 		}
 		node := node22Of(f.Node, mounts)
 		if f.Contents.Source != nil {
@@ -320,7 +320,7 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 	return &out, nil
 }
 
-// node22Of puts a node into the file system that is mounted closest above it.
+// node22Of assigns a node to the file system that is mounted closest above it.
 func node22Of(n v3_0.Node, mounts []string) node22 {
 	out := node22{Filesystem: rootFilesystem, Overwrite: n.Overwrite, Path: n.Path}
 	longest := 0

@@ -67,7 +67,7 @@ func About(m *machine.Machine) Machine {
 		Name: m.String(), UID: m.UID, Kind: m.Kind, Pools: m.Pools, EKSHA256: m.EKSHA256, ProviderID: m.ProviderID,
 		Created: m.Created, NodeRef: m.NodeRef, Deleting: m.Deleting, Quarantined: m.Quarantined(),
 	}
-	if e := m.Enrolment; e != nil && e.Spec.Reattest != nil {
+	if e := m.Enrollment; e != nil && e.Spec.Reattest != nil {
 		until := e.Spec.Reattest.Until.Time
 		entry.Reattest = &until
 	}

@@ -48,7 +48,7 @@ import (
 // Snapshot is the folder's content at one time. It is immutable.
 type Snapshot struct {
 	Machines        *machine.Index
-	Enrolments      []machine.Enrolment
+	Enrollments     []machine.Enrollment
 	Policies        *policy.Set
 	ReferenceValues []measuredboot.ReferenceValues
 	EKRoots         *anchors.Set
@@ -270,7 +270,7 @@ func (f *Folder) build() *Snapshot {
 		}
 		c := state.content
 		manifests.Machines = append(manifests.Machines, c.manifests.Machines...)
-		manifests.Enrolments = append(manifests.Enrolments, c.manifests.Enrolments...)
+		manifests.Enrollments = append(manifests.Enrollments, c.manifests.Enrollments...)
 		policies = append(policies, c.policies...)
 		roots = append(roots, c.anchors)
 		if c.trust.Section != "" {
@@ -293,7 +293,7 @@ func (f *Folder) build() *Snapshot {
 	var found []manifest.Problem
 	s.Machines, found = machine.NewIndex(manifests, nil)
 	s.Problems = append(s.Problems, found...)
-	s.Enrolments = manifests.Enrolments
+	s.Enrollments = manifests.Enrollments
 	s.EKRoots = anchors.NewSet(roots...)
 	s.Trust, found = f.trust.Join(trusted)
 	s.Problems = append(s.Problems, found...)

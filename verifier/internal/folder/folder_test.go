@@ -139,15 +139,15 @@ func TestLoad(t *testing.T) {
 		t.Fatalf("%v, %v", err, s.Problems)
 	}
 	m := s.Machines.Machines()
-	if len(m) != 1 || m[0].Enrolment == nil || len(m[0].EKSHA256) != 1 || time.Since(m[0].Created) > time.Hour {
+	if len(m) != 1 || m[0].Enrollment == nil || len(m[0].EKSHA256) != 1 || time.Since(m[0].Created) > time.Hour {
 		t.Errorf("machines: %+v", m)
 	}
 	if got := s.Policies.Pools(); !slices.Equal(got, []string{"worker", "*"}) {
 		t.Errorf("policies: %v", got)
 	}
-	if len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
+	if len(s.Enrollments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
 		s.EKRoots.All()[0].Provenance != "from the test" || string(s.Configs["worker"]) != ignition {
-		t.Errorf("%d enrolments, %d reference values, %d roots, configs %v", len(s.Enrolments), len(s.ReferenceValues),
+		t.Errorf("%d enrolments, %d reference values, %d roots, configs %v", len(s.Enrollments), len(s.ReferenceValues),
 			s.EKRoots.Len(), s.Configs)
 	}
 }
@@ -173,9 +173,9 @@ func TestProblemsNameFileAndLine(t *testing.T) {
 		"a misspelt enrolment": {"attestations/host-0.yaml", strings.Replace(enrolmentYAML, "ekSHA256",
 			"ekSha256", 1), `attestations/host-0.yaml:6: unknown field "spec.ekSha256"; did you mean "ekSHA256"?`},
 		"a policy for an unknown mode": {"policies/workers.yaml", policyYAML + "  mode: Strict\n",
-			"policies/workers.yaml:6: spec.mode: \"Strict\" is not a value of this field"},
+			"policies/workers.yaml:6: spec.mode: \"Strict\" is not a valid value"},
 		"two policies for one pool": {"policies/two.yaml", policyYAML,
-			"policies/workers.yaml:5: spec.pools[0]: pool \"worker\" has a policy already: policies/two.yaml:1"},
+			"policies/workers.yaml:5: spec.pools[0]: pool \"worker\" already has a policy: policies/two.yaml:1"},
 		"reference values that are too short": {"reference-values/rhcos.yaml", strings.Replace(referencesYAML, "sha256: 11a1",
 			"sha256: ", 1), "reference-values/rhcos.yaml:5: pcr11[0].sha256: 30 bytes"},
 		"reference values under one name": {"reference-values/two.yaml", referencesYAML,
@@ -218,7 +218,7 @@ func TestABrokenFileKeepsItsLastGoodStateAndStopsNoOther(t *testing.T) {
 	if !changed || len(s.Problems) != 7 || len(s.Incomplete) > 0 {
 		t.Fatalf("changed %v, incomplete %v, problems %q", changed, s.Incomplete, texts(dir, s.Problems))
 	}
-	if len(s.Machines.Machines()) != 1 || len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
+	if len(s.Machines.Machines()) != 1 || len(s.Enrollments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
 		string(s.Configs["worker"]) != ignition {
 		t.Error("a good state was lost")
 	}

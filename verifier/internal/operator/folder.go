@@ -99,7 +99,7 @@ func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Writ
 	if m.Namespace == "" {
 		m.Namespace = "default"
 	}
-	if err := CheckEnrolment(m); err != nil {
+	if err := CheckEnrollment(m); err != nil {
 		return Written{}, err
 	}
 	m.CreationTimestamp = metav1.NewTime(f.Now().UTC().Truncate(time.Second))
@@ -110,7 +110,7 @@ func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Writ
 	case path != "" && !w.Replace:
 		return Written{}, hint.New(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
 	case path != "":
-		out, err := f.amend(machine.Enrolment{MachineAttestation: *m}, w, func(spec *yaml.Node) { setEnrolment(spec, m.Spec) })
+		out, err := f.amend(machine.Enrollment{MachineAttestation: *m}, w, func(spec *yaml.Node) { setEnrollment(spec, m.Spec) })
 		if out.Done == "changed" {
 			out.Done = "replaced"
 		}
@@ -199,7 +199,7 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 }
 
 // say writes into the machine's first MachineAttestation, or into a new one.
-func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrolment, w Write,
+func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrollment, w Write,
 	fresh func(*v1alpha1.MachineAttestationSpec), change func(*yaml.Node)) (Written, error) {
 	if len(own) > 0 {
 		return f.amend(own[0], w, change)
@@ -213,7 +213,7 @@ func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enro
 }
 
 // machine finds a Machine of the folder and the MachineAttestations that name it.
-func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrolment, error) {
+func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrollment, error) {
 	s, err := folder.Load(f.Config.Data)
 	if err != nil {
 		return nil, nil, err
@@ -232,8 +232,8 @@ func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrolment, er
 	if !ok {
 		return nil, nil, fmt.Errorf("%s is gone", found.Name)
 	}
-	var own []machine.Enrolment
-	for _, e := range s.Enrolments {
+	var own []machine.Enrollment
+	for _, e := range s.Enrollments {
 		if e.Kind == v1alpha1.KindMachineAttestation && belongs(&e.MachineAttestation, m) {
 			own = append(own, e)
 		}
@@ -258,7 +258,7 @@ func belongs(e *v1alpha1.MachineAttestation, m *machine.Machine) bool {
 
 // amend changes the spec of a MachineAttestation in the file that it is in; the
 // rest of the file, comments included, stays.
-func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node)) (Written, error) {
+func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Node)) (Written, error) {
 	path, raw, err := f.file(e.Namespace, e.Name)
 	if err != nil {
 		return Written{}, err

@@ -117,8 +117,8 @@ func isAttestation(o *yaml.Node, namespace, name string) bool {
 	return text(get(o, "kind")) == v1alpha1.KindMachineAttestation && ns == namespace && text(get(meta, "name")) == name
 }
 
-// setEnrolment writes into a spec which TPM is in which machine.
-func setEnrolment(spec *yaml.Node, want v1alpha1.MachineAttestationSpec) {
+// setEnrollment writes into a spec which TPM is in which machine.
+func setEnrollment(spec *yaml.Node, want v1alpha1.MachineAttestationSpec) {
 	eks := &yaml.Node{Kind: yaml.SequenceNode}
 	for _, ek := range want.EKSHA256 {
 		eks.Content = append(eks.Content, scalar("!!str", ek))

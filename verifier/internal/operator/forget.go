@@ -217,7 +217,7 @@ func (f *Folder) file(namespace, name string) (path string, raw []byte, err erro
 }
 
 // deleteEnrollment deletes an enrollment, and its file if nothing else is in it.
-func (f *Folder) deleteEnrollment(e machine.Enrolment, w Write) (Written, error) {
+func (f *Folder) deleteEnrollment(e machine.Enrollment, w Write) (Written, error) {
 	path, raw, err := f.file(e.Namespace, e.Name)
 	if err != nil {
 		return Written{}, err

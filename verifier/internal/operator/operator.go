@@ -83,8 +83,8 @@ func manifest(m *v1alpha1.MachineAttestation) (map[string]any, error) {
 	return fields, nil
 }
 
-// CheckEnrolment says what is wrong with an enrolment before it is written.
-func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
+// CheckEnrollment says what is wrong with an enrolment before it is written.
+func CheckEnrollment(m *v1alpha1.MachineAttestation) error {
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
 		return hint.New(errors.New("neither a Machine nor a pool is given"),
 			"add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")

@@ -27,7 +27,7 @@ import (
 type gathered struct {
 	own      string // the verifier's namespace
 	machines map[string]machine.Machine
-	enrolled map[string]machine.Enrolment
+	enrolled map[string]machine.Enrollment
 	objects  map[string]*v1alpha1.MachineAttestation // what the enrolments are, records included
 	records  map[string]*v1alpha1.MachineAttestationStatus
 	glass    map[string]*v1alpha1.MachineAttestation
@@ -37,7 +37,7 @@ type gathered struct {
 
 func newGathered(own string) *gathered {
 	return &gathered{
-		own: own, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrolment{},
+		own: own, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrollment{},
 		objects: map[string]*v1alpha1.MachineAttestation{},
 		records: map[string]*v1alpha1.MachineAttestationStatus{}, glass: map[string]*v1alpha1.MachineAttestation{},
 		pending: map[string]store.Pending{}, problems: map[string]string{},
@@ -86,7 +86,7 @@ func (g *gathered) object(o *unstructured.Unstructured) error {
 	for _, m := range found.Machines {
 		g.machines[k] = m
 	}
-	for _, e := range found.Enrolments {
+	for _, e := range found.Enrollments {
 		s := e.Spec
 		// A record in which an administrator wrote nothing says nothing of its Machine.
 		if s.MachineRef == nil || len(s.EKSHA256) > 0 || s.ExpectedProviderID != "" || s.Quarantined || s.Reattest != nil {
@@ -103,7 +103,7 @@ func (g *gathered) index() *machine.Index {
 		in.Machines = append(in.Machines, g.machines[k])
 	}
 	for _, k := range sorted(g.enrolled) {
-		in.Enrolments = append(in.Enrolments, g.enrolled[k])
+		in.Enrollments = append(in.Enrollments, g.enrolled[k])
 	}
 	ix, problems := machine.NewIndex(in, nil)
 	for i, p := range problems {

@@ -24,7 +24,7 @@ var requests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version
 // that one would have by default, and running is false.
 type Request struct {
 	CSR     *certificatesv1.CertificateSigningRequest
-	World   rules.World
+	World   rules.Cluster
 	Rules   rules.Config
 	Running bool
 }

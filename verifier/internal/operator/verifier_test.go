@@ -41,8 +41,8 @@ func registry(t *testing.T, f fixture) *machine.Registry {
 				for _, m := range found.Machines {
 					r.PutMachine(m)
 				}
-				for _, e := range found.Enrolments {
-					r.PutEnrolment(e)
+				for _, e := range found.Enrollments {
+					r.PutEnrollment(e)
 				}
 			}
 		}

@@ -56,7 +56,7 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 		}
 		a.Namespace = ns
 	}
-	if err := CheckEnrolment(a); err != nil {
+	if err := CheckEnrollment(a); err != nil {
 		return Written{}, err
 	}
 	o, err := toObject(a)

@@ -255,7 +255,7 @@ func (s *Store) withdrawn(b served, in render.Input) served {
 	if b.err == nil || b.render == nil {
 		return b
 	}
-	if err := b.render.Stands(in, render.Options{Allow: s.o.Allow}); err != nil {
+	if err := b.render.StillValid(in, render.Options{Allow: s.o.Allow}); err != nil {
 		return served{err: reason.Wrap(reason.ConfigUnavailable, b.err,
 			"the last pre-approved part of %s is withdrawn: %v", b.render.Pool, err)}
 	}

@@ -24,7 +24,7 @@ const (
 	kubeletCAKey = "ca-bundle.crt"
 )
 
-// ServingCertificate implements [approver.World]. It returns a certificate that the CA of the ConfigMap verified.
+// ServingCertificate implements [approver.Cluster]. It returns a certificate that the CA of the ConfigMap verified.
 // The address and the port come from the status of the Node and are untrusted. So the reader sends only a TLS
 // ClientHello and accepts only a certificate under that CA.
 func (r *Reader) ServingCertificate(ctx context.Context, name string) (*approver.Presented, error) {

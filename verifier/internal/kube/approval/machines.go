@@ -23,12 +23,12 @@ var machineAPIs = [][]schema.GroupVersion{
 	{{Group: "cluster.x-k8s.io", Version: "v1beta2"}, {Group: "cluster.x-k8s.io", Version: "v1beta1"}},
 }
 
-// MachinesByInternalDNS implements [approver.World].
+// MachinesByInternalDNS implements [approver.Cluster].
 func (r *Reader) MachinesByInternalDNS(ctx context.Context, name string) ([]approver.Machine, error) {
 	return r.machines(ctx, name, r.o.Machines.ByInternalDNS(name))
 }
 
-// MachinesByNode implements [approver.World].
+// MachinesByNode implements [approver.Cluster].
 func (r *Reader) MachinesByNode(ctx context.Context, node string) ([]approver.Machine, error) {
 	return r.machines(ctx, node, r.o.Machines.ByNode(node))
 }
@@ -70,7 +70,7 @@ func (l live) machine(ctx context.Context, gv schema.GroupVersion, namespace, na
 	return m, nil
 }
 
-// MachineOf implements [approver.World].
+// MachineOf implements [approver.Cluster].
 func (r *Reader) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
 	ref := rec.Spec.MachineRef
 	if ref == nil {

@@ -53,7 +53,7 @@ func (q *quarantines) list(all func(*quarantineList)) *quarantineList {
 	return mine
 }
 
-// Quarantines implements [approver.World].
+// Quarantines implements [approver.Cluster].
 func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
 	l := r.quarantines.list(func(l *quarantineList) {
 		// Other callers use the list as well, so it does not end with this caller's context.

@@ -83,7 +83,7 @@ func Rules(c config.Approver, own *config.Credential) approver.Config {
 	return rules
 }
 
-// Reader implements [approver.World].
+// Reader implements [approver.Cluster].
 type Reader struct {
 	switches
 	o           Options
@@ -91,7 +91,7 @@ type Reader struct {
 	counted     counted
 }
 
-var _ approver.World = (*Reader)(nil)
+var _ approver.Cluster = (*Reader)(nil)
 
 // NewReader returns a reader. It makes no call. Every call of the reader ends with its context.
 func NewReader(o Options) *Reader {
@@ -111,12 +111,12 @@ func NewReader(o Options) *Reader {
 	}
 }
 
-// Node implements [approver.World].
+// Node implements [approver.Cluster].
 func (r *Reader) Node(ctx context.Context, name string) (bool, error) {
 	return r.get(ctx, "", name, new(corev1.Node))
 }
 
-// RecordByCredential implements [approver.World].
+// RecordByCredential implements [approver.Cluster].
 func (r *Reader) RecordByCredential(ctx context.Context, id string) (*v1alpha1.MachineAttestation, error) {
 	uid, ok := r.o.Machines.ByCredential(id)
 	if !ok {
@@ -125,7 +125,7 @@ func (r *Reader) RecordByCredential(ctx context.Context, id string) (*v1alpha1.M
 	return r.RecordByMachine(ctx, uid)
 }
 
-// RecordByMachine implements [approver.World].
+// RecordByMachine implements [approver.Cluster].
 func (r *Reader) RecordByMachine(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	rec, err := r.o.Records.Record(ctx, uid)
 	var d *reason.Denial
@@ -135,7 +135,7 @@ func (r *Reader) RecordByMachine(ctx context.Context, uid string) (*v1alpha1.Mac
 	return rec, err
 }
 
-// Egress implements [approver.World].
+// Egress implements [approver.Cluster].
 func (r *Reader) Egress(ctx context.Context, node string) (*approver.Egress, error) {
 	var network configv1.Network
 	if ok, err := r.get(ctx, "", "cluster", &network); !ok || network.Status.NetworkType != "OpenShiftSDN" {
@@ -155,7 +155,7 @@ func (r *Reader) Egress(ctx context.Context, node string) (*approver.Egress, err
 	return e, nil
 }
 
-// Load implements [approver.World].
+// Load implements [approver.Cluster].
 func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
 	l approver.Load, err error,
 ) {
@@ -196,7 +196,7 @@ func (r *Reader) Pending(ctx context.Context) (int, error) {
 // maxNewer is the maximum number of one machine's requests that are read to find the latest.
 const maxNewer = 10
 
-// Newer implements [approver.World].
+// Newer implements [approver.Cluster].
 func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
 	newer []*approver.Request, err error,
 ) {
@@ -217,7 +217,7 @@ func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1
 	return newer, nil
 }
 
-// Pinned implements [approver.World].
+// Pinned implements [approver.Cluster].
 func (r *Reader) Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (all []*approver.Request, err error) {
 	requests, err := r.PinnedRequests(ctx, rec)
 	for i := range requests {
@@ -226,7 +226,7 @@ func (r *Reader) Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (
 	return all, err
 }
 
-// Issued implements [approver.World]. It lists all requests, at each approval of a first client certificate.
+// Issued implements [approver.Cluster]. It lists all requests, at each approval of a first client certificate.
 func (r *Reader) Issued(ctx context.Context, node string) (all []*approver.Request, err error) {
 	err = r.clientRequests(ctx, func(_ *certificatesv1.CertificateSigningRequest, req *approver.Request) {
 		if req.Approved && req.Node() == node {

@@ -21,7 +21,7 @@ type switches struct {
 	attestation bool
 }
 
-// Disabled implements [approver.World]. With attestation, a switch that cannot be read disables approval. Without
+// Disabled implements [approver.Cluster]. With attestation, a switch that cannot be read disables approval. Without
 // attestation it does not, as in the stock approver.
 func (s switches) Disabled(ctx context.Context) (bool, error) {
 	off, err := s.Switch(ctx)

@@ -54,8 +54,8 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 			return outOfDate(m)
 		}
 	}
-	for _, fresh := range found.Enrolments {
-		if !c.Machines.HasEnrolment(fresh) {
+	for _, fresh := range found.Enrollments {
+		if !c.Machines.HasEnrollment(fresh) {
 			return outOfDate(m)
 		}
 	}

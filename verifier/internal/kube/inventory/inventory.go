@@ -177,7 +177,7 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	k.Machines = newMachines(machinesOptions{
 		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
 		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
-		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
+		AdmitEnrollment: func(e machine.Enrollment) (machine.Enrollment, bool) { return k.guard.Enrollment(e) },
 		Recorded:        func(uid string, l latch) { k.recorded(uid, l) },
 		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
 		Rejected: func(name types.NamespacedName, rejected bool) { k.Faults.setRejected(name, rejected) },

@@ -100,7 +100,7 @@ func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 	})
 	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one",
 		UID: "u"})
-	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+	e, err := machine.NewEnrollment(v1alpha1.MachineAttestation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "stop"},
 		Spec: v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"},
 			Quarantined: true},
@@ -108,7 +108,7 @@ func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ms.registry.PutEnrolment(e)
+	ms.registry.PutEnrollment(e)
 	ms.latches["u"] = latch{key: key{"m", "u"}, quarantined: true}
 	queue := priorityqueue.New[reconcile.Request]("test")
 	defer queue.ShutDown()

@@ -98,24 +98,24 @@ func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 // nothing is the value of an object that can be used and says nothing.
 type nothing struct{}
 
-func compactEnrolment(o client.Object) (any, []manifest.Problem) {
+func compactEnrollment(o client.Object) (any, []manifest.Problem) {
 	found, problems := machine.FromObject(fields(o))
 	switch {
 	case manifest.Failed(problems):
 		return nil, problems
-	case len(found.Enrolments) == 0:
+	case len(found.Enrollments) == 0:
 		return nothing{}, problems
 	}
-	return found.Enrolments[0], problems
+	return found.Enrollments[0], problems
 }
 
 func (ms *Machines) putHost(o *sources.Object) []manifest.Problem {
-	e, ok := o.Value.(machine.Enrolment)
+	e, ok := o.Value.(machine.Enrollment)
 	if ok {
 		e, ok = ms.o.AdmitEnrollment(e)
 	}
 	if ok {
-		ms.registry.PutEnrolment(e)
+		ms.registry.PutEnrollment(e)
 	} else {
 		ms.registry.DeleteHost(o.Namespace, o.Name)
 	}
@@ -127,8 +127,8 @@ func (ms *Machines) dropHost(n types.NamespacedName) { ms.registry.DeleteHost(n.
 // attestation is a MachineAttestation: what the administrator says, and as much
 // of what the verifier recorded as tells whether it is in line.
 type attestation struct {
-	enrolment *machine.Enrolment // nil: it waits for approval
-	uid       string             // of the Machine that it is the record of; "" if it is none
+	enrolment *machine.Enrollment // nil: it waits for approval
+	uid       string              // of the Machine that it is the record of; "" if it is none
 	latch     latch
 	condition bool   // it has a condition Accepted that is not True
 	tokenID   string // of the attestation token that the machine may use
@@ -141,8 +141,8 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 		return unusableOf(o), problems
 	}
 	var a attestation
-	if len(found.Enrolments) > 0 {
-		a.enrolment = &found.Enrolments[0]
+	if len(found.Enrollments) > 0 {
+		a.enrolment = &found.Enrollments[0]
 	}
 	status, _, _ := unstructured.NestedMap(object, "status")
 	a.latch.joined = status["phase"] == string(v1alpha1.PhaseJoined)
@@ -259,9 +259,9 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		}
 	}
 	if a.enrolment != nil {
-		ms.registry.PutEnrolment(*a.enrolment)
+		ms.registry.PutEnrollment(*a.enrolment)
 	} else {
-		ms.registry.DeleteEnrolment(o.Namespace, o.Name)
+		ms.registry.DeleteEnrollment(o.Namespace, o.Name)
 	}
 	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
 	uid := a.uid
@@ -313,7 +313,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	ms.o.Rejected(n, false)
 	k := keyOf(n)
-	ref := ms.registry.DeleteEnrolment(k.namespace, k.name)
+	ref := ms.registry.DeleteEnrollment(k.namespace, k.name)
 	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)
 	if uid, ok := ms.dropRecord(k); ok {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))

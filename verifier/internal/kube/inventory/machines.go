@@ -44,7 +44,7 @@ type machinesOptions struct {
 	// Admit returns what counts of a Machine, and AdmitEnrollment what counts of an enrollment, after a restore of
 	// etcd; false if it is not accepted.
 	Admit           func(machine.Machine) (machine.Machine, bool)
-	AdmitEnrollment func(machine.Enrolment) (machine.Enrolment, bool)
+	AdmitEnrollment func(machine.Enrollment) (machine.Enrollment, bool)
 	// Recorded is called with each state of a Machine's record.
 	Recorded func(uid string, l latch)
 	// Trigger is called with the UID of each Machine whose record may have to change.
@@ -80,7 +80,7 @@ func (ms *Machines) Sources(machineNamespaces, recordNamespaces []string) (all [
 				Read: compactMachine, Put: ms.putMachine, Advance: ms.advanceMachine, Drop: ms.dropMachine(kind.Group)})
 		}
 		all = append(all, &sources.Source{Kind: hostKind, Namespace: ns, Optional: true, Object: &unstructured.Unstructured{},
-			Read: compactEnrolment, Put: ms.putHost, Drop: ms.dropHost})
+			Read: compactEnrollment, Put: ms.putHost, Drop: ms.dropHost})
 	}
 	for _, ns := range recordNamespaces {
 		all = append(all, &sources.Source{Kind: attestationKind, Namespace: ns, Object: &unstructured.Unstructured{},

@@ -55,7 +55,7 @@ func (c *Inventory) remember() restore.Memory {
 		m.Machines, m.Enrollments = map[string]rule.Known{}, map[string]v1alpha1.MachineAttestationSpec{}
 		c.registry.Each(func(one machine.Machine) {
 			m.Machines[one.UID] = rule.Known{EKSHA256: one.EKSHA256, Pools: one.Pools, Deleting: one.Deleting}
-		}, func(e *machine.Enrolment) { m.Enrollments[string(e.UID)] = e.Spec })
+		}, func(e *machine.Enrollment) { m.Enrollments[string(e.UID)] = e.Spec })
 	}
 	now := c.o.Now()
 	if c.wereListed() {

@@ -151,8 +151,8 @@ func (s *site) watched(o *unstructured.Unstructured) *machine.Machine {
 	for _, m := range in.Machines {
 		s.known.PutMachine(m)
 	}
-	for _, e := range in.Enrolments {
-		s.known.PutEnrolment(e)
+	for _, e := range in.Enrollments {
+		s.known.PutEnrollment(e)
 	}
 	m, ok := s.known.ByUID(string(o.GetUID()))
 	if !ok {

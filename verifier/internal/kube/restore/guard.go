@@ -276,7 +276,7 @@ func (g *Guard) isNew(uid string, created time.Time) bool {
 }
 
 // Enrollment returns what counts of an enrollment; false if the enrollment is not accepted.
-func (g *Guard) Enrollment(e machine.Enrolment) (machine.Enrolment, bool) {
+func (g *Guard) Enrollment(e machine.Enrollment) (machine.Enrollment, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.memory == nil {

@@ -122,7 +122,7 @@ func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
 
 func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
 	p := newProcess()
-	enrollment := func(uid, ek string, created time.Time, change func(*v1alpha1.MachineAttestation)) machine.Enrolment {
+	enrollment := func(uid, ek string, created time.Time, change func(*v1alpha1.MachineAttestation)) machine.Enrollment {
 		t.Helper()
 		a := v1alpha1.MachineAttestation{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: uid, UID: types.UID(uid),
@@ -135,7 +135,7 @@ func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
 		if change != nil {
 			change(&a)
 		}
-		e, err := machine.NewEnrolment(a)
+		e, err := machine.NewEnrollment(a)
 		if err != nil {
 			t.Fatal(err)
 		}

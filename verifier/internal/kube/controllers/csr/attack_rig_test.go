@@ -208,7 +208,7 @@ func TestAttack_T54_SecondKeyOfAMachine(t *testing.T) {
 }
 
 // The front may patch records, so it can clear the certificate of a machine that joined.
-func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
+func TestAttack_T54_AnEmptiedRecordDoesNotPermitASecondKey(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	thief := s.attested(m)

@@ -198,7 +198,7 @@ func findings(s mcscert.Status, err error) (all []view.Finding) {
 		line, _, _ := strings.Cut(err.Error(), "\n")
 		add("the certificates of the Machine Config Server cannot be managed: %s", line)
 	}
-	if s.Case == mcscert.CaseSomebody {
+	if s.Case == mcscert.CaseOther {
 		add("%s; set certificates.rotate: Always, or leave certificates: out", s.Case)
 	}
 	if s.Rival {

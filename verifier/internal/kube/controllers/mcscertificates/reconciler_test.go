@@ -527,8 +527,8 @@ func TestWhoRenews(t *testing.T) {
 				FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:type":{}}`)},
 			}}
 		})}, mcscert.CaseOperator, mcscert.CaseOperator},
-		{"a CA without any mark", false, []client.Object{ca(func(*corev1.Secret) {})}, mcscert.CaseSomebody,
-			mcscert.CaseSomebody},
+		{"a CA without any mark", false, []client.Object{ca(func(*corev1.Secret) {})}, mcscert.CaseOther,
+			mcscert.CaseOther},
 		{"configured", true, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseConfigured,
 			mcscert.CaseConfigured},
 	} {
@@ -553,7 +553,7 @@ func TestWhoRenews(t *testing.T) {
 				if got := r.c.Status().Case; got != c.later {
 					t.Errorf("later it is %s, want %s", got, c.later)
 				}
-				if finding := len(r.c.Findings()) > 0; finding != (c.want == mcscert.CaseSomebody ||
+				if finding := len(r.c.Findings()) > 0; finding != (c.want == mcscert.CaseOther ||
 					c.want == mcscert.CaseOperator) {
 					t.Errorf("findings %v", r.c.Findings()) // those two hold no certificate here
 				}

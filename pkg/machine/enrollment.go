@@ -14,10 +14,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// enrolment reads one MachineAttestation and checks what can be checked without
-// the Machine.
-func enrolment(doc manifest.Document, modified time.Time) (Enrolment, []manifest.Problem) {
-	e := Enrolment{source: place{doc.File, doc.Line("")}}
+// enrollment parses a MachineAttestation and checks what does not depend on its Machine.
+func enrollment(doc manifest.Document, modified time.Time) (Enrollment, []manifest.Problem) {
+	e := Enrollment{source: place{doc.File, doc.Line("")}}
 	if problems := doc.Decode(&e.MachineAttestation); len(problems) > 0 {
 		return e, problems
 	}
@@ -31,10 +30,10 @@ func enrolment(doc manifest.Document, modified time.Time) (Enrolment, []manifest
 	return e, problems
 }
 
-// host is the enrolment that a BareMetalHost of metal3 is: its annotation names
-// the EK, its consumerRef the Machine. Nil while one of them is missing, or the
-// consumer is no Machine.
-func host(doc manifest.Document) (*Enrolment, []manifest.Problem) {
+// host returns the enrollment by a metal3 BareMetalHost: its annotation has the EK, and
+// its consumerRef names the Machine. It returns nil if one of them is missing, or if the
+// consumer is not a Machine.
+func host(doc manifest.Document) (*Enrollment, []manifest.Problem) {
 	var in struct {
 		common
 		Spec struct {
@@ -49,7 +48,7 @@ func host(doc manifest.Document) (*Enrolment, []manifest.Problem) {
 	if !ok || ref == nil || ref.Name == "" || ref.Kind != "" && ref.Kind != "Machine" {
 		return nil, nil
 	}
-	e := &Enrolment{kind: kindHost, source: place{doc.File, doc.Line("")}}
+	e := &Enrollment{kind: kindHost, source: place{doc.File, doc.Line("")}}
 	e.Namespace, e.Name, e.UID = in.Metadata.Namespace, in.Metadata.Name, types.UID(in.Metadata.UID)
 	if in.Metadata.CreationTimestamp != nil {
 		e.CreationTimestamp = *in.Metadata.CreationTimestamp
@@ -66,20 +65,20 @@ func host(doc manifest.Document) (*Enrolment, []manifest.Problem) {
 	return e, problems
 }
 
-// waits: the object is a machine that waits for approval, and enrols nothing yet.
-func (e *Enrolment) waits() bool {
+// pending reports whether the object is a machine that waits for approval, so it enrolls nothing yet.
+func (e *Enrollment) pending() bool {
 	return e.Spec.MachineRef == nil && e.Spec.Pool == "" && len(e.Spec.EKSHA256) == 0
 }
 
-// silent: the object says nothing of the Machine that it names.
-func (e *Enrolment) silent() bool {
+// empty reports whether the object adds nothing to the Machine that it names.
+func (e *Enrollment) empty() bool {
 	s := e.Spec
 	return s.MachineRef != nil && len(s.EKSHA256) == 0 && s.ExpectedProviderID == "" && !s.Quarantined && s.Reattest == nil
 }
 
-// NewEnrolment takes a MachineAttestation that did not come from a file.
-func NewEnrolment(a v1alpha1.MachineAttestation) (Enrolment, error) {
-	e := Enrolment{MachineAttestation: a,
+// NewEnrollment returns the enrollment of a MachineAttestation that did not come from a file.
+func NewEnrollment(a v1alpha1.MachineAttestation) (Enrollment, error) {
+	e := Enrollment{MachineAttestation: a,
 		source: place{file: v1alpha1.KindMachineAttestation + " " + a.Namespace + "/" + a.Name}}
 	var errs []error
 	e.check(func(path, what, want string) {
@@ -88,17 +87,17 @@ func NewEnrolment(a v1alpha1.MachineAttestation) (Enrolment, error) {
 	return e, errors.Join(errs...)
 }
 
-// WithSpec returns the enrolment with a stricter spec, of which each part was checked before.
-func (e Enrolment) WithSpec(spec v1alpha1.MachineAttestationSpec) Enrolment {
+// WithSpec returns the enrollment with another spec, whose parts were all checked before.
+func (e Enrollment) WithSpec(spec v1alpha1.MachineAttestationSpec) Enrollment {
 	e.Spec, e.eks = spec, nil
 	e.check(func(string, string, string) {})
 	return e
 }
 
-// check fills in the namespaces and reads the hashes.
-func (e *Enrolment) check(fault func(path, what, want string)) {
+// check fills in the namespaces and parses the hashes.
+func (e *Enrollment) check(fault func(path, what, want string)) {
 	if e.Name == "" {
-		fault("metadata.name", "the object has no name", "a name to find it by in status")
+		fault("metadata.name", "the object has no name", "a name, which status shows")
 	}
 	e.Namespace = namespaceOf(e.Namespace)
 	spec := &e.Spec
@@ -113,15 +112,16 @@ func (e *Enrolment) check(fault func(path, what, want string)) {
 			spec.MachineRef = &own
 		}
 		if spec.Pool != "" {
-			fault("spec.pool", "a pool beside a machineRef",
-				"leave out the pool (the Machine has its own), or leave out the machineRef to make this object stand in for a "+
-					"Machine")
+			fault("spec.pool", "pool and machineRef are both set",
+				"remove the pool, because the Machine has its own, or remove the machineRef to make this object a stand-in "+
+					"for a Machine")
 		}
-	case e.waits() && strings.HasPrefix(e.Name, v1alpha1.PendingPrefix):
+	case e.pending() && strings.HasPrefix(e.Name, v1alpha1.PendingPrefix):
 	case spec.Pool == "":
-		fault("spec", "neither machineRef nor pool", "machineRef names the Machine; pool makes this object stand in for one")
+		fault("spec", "neither machineRef nor pool",
+			"set machineRef to name the Machine, or pool to make this object a stand-in")
 	case len(spec.EKSHA256) == 0 && spec.ExpectedProviderID == "":
-		fault("spec", "nothing identifies the machine", "ekSHA256 or expectedProviderID")
+		fault("spec", "no field identifies the machine", "set ekSHA256 or expectedProviderID")
 	}
 	for i, s := range spec.EKSHA256 {
 		path := fmt.Sprintf("spec.ekSHA256[%d]", i)
@@ -130,22 +130,22 @@ func (e *Enrolment) check(fault func(path, what, want string)) {
 		case err != nil:
 			fault(path, err.Error(), "the ekSHA256 that 'mcs-attest-agent identify' prints")
 		case slices.Contains(e.eks, h):
-			fault(path, "the same hash twice", "once is enough")
+			fault(path, "the hash is listed twice", "list it once")
 		default:
 			e.eks = append(e.eks, h)
 		}
 	}
 	if spec.Reattest != nil && spec.Reattest.Until.IsZero() {
-		fault("spec.reattest", "a grant without an end", "until: a time at most 24 hours away")
+		fault("spec.reattest", "the grant has no end", "set until to a time within the next 24 hours")
 	}
 }
 
-// standIn is the Machine that a MachineAttestation without a machineRef is.
-func (e *Enrolment) standIn() Machine {
+// standIn returns the Machine that a MachineAttestation without a machineRef stands in for.
+func (e *Enrollment) standIn() Machine {
 	m := Machine{
 		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: e.Namespace, Name: e.Name,
 		UID: string(e.UID), Created: e.CreationTimestamp.Time, Deleting: e.DeletionTimestamp != nil,
-		ProviderID: e.Spec.ExpectedProviderID, StandIn: true, Enrolment: &e.MachineAttestation,
+		ProviderID: e.Spec.ExpectedProviderID, StandIn: true, Enrollment: &e.MachineAttestation,
 		NodeRef: e.node, quarantined: e.Spec.Quarantined, source: e.source,
 	}
 	if m.UID == "" {
