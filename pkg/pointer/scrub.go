@@ -27,7 +27,7 @@ var ErrTokenLeft = errors.New("the token is still in it")
 func Scrub(raw []byte, tokens ...secret.Bytes) (clean []byte, removed int, err error) {
 	doc, ok := document(raw)
 	if !ok {
-		return nil, 0, errors.New("Ignition's cached config is not JSON")
+		return nil, 0, errors.New("the config that Ignition cached is not JSON")
 	}
 	s := scrubber{tokens: slices.Clone(tokens)}
 	edits, removed, err := s.scrub(doc, 0)

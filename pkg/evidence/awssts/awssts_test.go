@@ -281,8 +281,9 @@ func TestSTSFailuresAreTemporary(t *testing.T) {
 		canned
 		want reason.Code
 	}{
-		"no answer":              {canned{err: errors.New("connection refused")}, reason.ProviderUnavailable},
-		"no budget":              {canned{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
+		"no answer": {canned{err: errors.New("connection refused")}, reason.ProviderUnavailable},
+		"no budget": {canned{err: reason.Deny(reason.ProviderUnavailable, "budget")},
+			reason.ProviderUnavailable},
 		"500":                    {canned{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
 		"503":                    {canned{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
 		"429":                    {canned{429, xml, "", nil}, reason.ProviderUnavailable},

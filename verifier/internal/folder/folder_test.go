@@ -184,7 +184,7 @@ func TestProblemsNameFileAndLine(t *testing.T) {
 			"reference-values/rhcos.yaml:2: a AttestationPolicy of mcs-attest.dev/v1alpha1 does not belong here"},
 		"a root that is not PEM": {"ek-roots/test.pem", "hello", "ek-roots/test.pem: no certificate in it"},
 		"a root that is cut off": {"ek-roots/test.pem", "\n-----BEGIN CERTIFICATE-----\n",
-			"ek-roots/test.pem:2: a PEM block that is cut off"},
+			"ek-roots/test.pem:2: a PEM block that is truncated"},
 		"a config that is YAML": {"configs/worker.ign", "ignition:\n  version: 3.4.0\n",
 			"configs/worker.ign:1: not JSON"},
 		"a config with a comma too many": {"configs/worker.ign", "{\n\"ignition\": {},\n}", "configs/worker.ign:3: not JSON"},
