@@ -2,10 +2,6 @@ module github.com/mcs-attest/mcs-attest
 
 go 1.26.0
 
-// The zip of this version cannot be downloaded; without the exclusion Go selects it
-// for go-tpm-tools and the build fails. The version Go takes instead works.
-exclude github.com/google/go-eventlog v0.0.3-0.20261001001437-1991f15bc4b0
-
 require (
 	cloud.google.com/go/compute/metadata v0.10.0
 	connectrpc.com/connect v1.21.1
@@ -28,7 +24,7 @@ require (
 	github.com/google/go-attestation v0.6.4
 	github.com/google/go-eventlog v0.0.3-0.20260617163629-883cc5652c69
 	github.com/google/go-tpm v0.9.8
-	github.com/google/go-tpm-tools v0.4.11
+	github.com/google/go-tpm-tools v0.4.10
 	github.com/google/uuid v1.6.0
 	github.com/openshift/api v0.0.0-20260306224518-0608f61fdd6b
 	github.com/openshift/library-go v0.0.0-20260303171201-5d9eb6295ff6

@@ -13,11 +13,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
 )
 
-var version = "unknown" // set by the linker
-
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := cli.Main(ctx, version, os.Args)
+	code := cli.Main(ctx, os.Args)
 	stop()
 	os.Exit(code)
 }

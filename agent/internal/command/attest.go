@@ -19,6 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/version"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -224,7 +225,7 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 
 // agentVersion returns the agent_version field of the contract, "name/version".
 func agentVersion() string {
-	v := "mcs-attest-agent/" + version()
+	v := "mcs-attest-agent/" + version.Version()
 	return v[:min(len(v), 64)]
 }
 

@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"strings"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/pkg/spelling"
+	"github.com/mcs-attest/mcs-attest/pkg/version"
 )
 
 const (
@@ -115,7 +115,7 @@ func (a *agent) dispatch(ctx context.Context, args []string) error {
 	case "help", "-h", "-help", "--help":
 		return a.help()
 	case "version", "--version":
-		_, err := fmt.Fprintln(a.out, agentVersion())
+		_, err := fmt.Fprintln(a.out, "mcs-attest-agent", version.String())
 		return err
 	}
 	for _, c := range a.commands() {
@@ -188,14 +188,6 @@ func (a *agent) commandHelp(c command, flags *flag.FlagSet) error {
 	})
 	_, err := io.WriteString(a.out, b.String())
 	return err
-}
-
-// version returns the version part of the contract's agent_version.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
 }
 
 // bootID returns the kernel's boot id, or "" if it cannot be read.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/spelling"
+	"github.com/mcs-attest/mcs-attest/pkg/version"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/certs"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/controller"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/csr"
@@ -27,9 +28,9 @@ import (
 )
 
 // Main runs the program that args[0] names, and returns its exit status.
-func Main(ctx context.Context, version string, args []string) int {
+func Main(ctx context.Context, args []string) int {
 	e, rest := env.Of(args[0], args[1:])
-	e.Version = version
+	e.Version = version.Version()
 	return Run(ctx, e, rest)
 }
 
@@ -78,7 +79,7 @@ func Root(e *env.Env) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return env.FlagError(cmd.Flags(), err) })
 	// The administrator's, for a folder and for a cluster.
 	root.AddCommand(machine.Commands(e)...)
-	root.AddCommand(token.Command(e), certs.Command(e), csr.Command(e), support.Command(e))
+	root.AddCommand(token.Command(e), certs.Command(e), csr.Command(e), support.Command(e), versionCommand(e))
 	each(root, strict)
 	return root
 }
@@ -105,6 +106,18 @@ func strict(cmd *cobra.Command) {
 			return env.Usage(hint.New(err, "did you mean %s?", strings.Join(like, " or ")))
 		}
 		return env.Usage(hint.New(err, "'%s --help' lists them", cmd.CommandPath()))
+	}
+}
+
+func versionCommand(e *env.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version, the commit and the platform of this program",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), e.Name, version.String())
+			return err
+		},
 	}
 }
 
