@@ -12,8 +12,11 @@ SHELL   := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 BIN     := bin
 TOOLS   := $(BIN)/tools
-LDFLAGS := -s -w -buildid= -X main.version=$(VERSION)
-GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+STAMP   := github.com/mcs-attest/mcs-attest/pkg/version
+LDFLAGS := -s -w -buildid= -X $(STAMP).version=$(VERSION) -X $(STAMP).commit=$(COMMIT)
+# .ci/tools/cmd/release builds with the same flags.
+GOBUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 # The contract is HTTP/1.1 alone, so the agent is built without net/http's HTTP/2:
 # a third of a megabyte less in every initramfs. testvm/rig builds it with the same tag.
 AGENTTAGS := nethttpomithttp2
@@ -70,7 +73,11 @@ image: build ## the agent for an existing initramfs: appended cpio, and a tarbal
 
 .PHONY: sbom
 sbom: tools build ## what both binaries are made of (CycloneDX)
-	@$(TOOLS)/sbom -o $(BIN) $(BIN)/mcs-attest-agent $(BIN)/mcs-attest-verifier
+	@$(TOOLS)/sbom -version $(VERSION) -o $(BIN) $(BIN)/mcs-attest-agent $(BIN)/mcs-attest-verifier
+
+.PHONY: release
+release: tools ## what a version ships, into dist/: VERSION=v0.3.0, KEY=FILE to sign, PUSH=REGISTRY/PATH
+	@$(TOOLS)/release -version "$(VERSION)" -o dist $(if $(KEY),-key "$(KEY)") $(if $(PUSH),-push "$(PUSH)")
 
 .PHONY: generate
 generate: tools ## the generated Go code of proto/ and pkg/api, and the CRDs
@@ -79,7 +86,7 @@ generate: tools ## the generated Go code of proto/ and pkg/api, and the CRDs
 
 .PHONY: tools
 tools: $(TOOLS)/.stamp
-$(TOOLS)/.stamp: .ci/tools/go.mod .ci/tools/go.sum $(wildcard .ci/tools/cmd/*/*.go)
+$(TOOLS)/.stamp: .ci/tools/go.mod .ci/tools/go.sum $(wildcard .ci/tools/*/*.go .ci/tools/cmd/*/*.go)
 	@mkdir -p $(TOOLS)
 	@echo "tools: building buf, golangci-lint and the generators (once)"
 	@cd .ci/tools && go build -o $(CURDIR)/$(TOOLS)/ tool ./cmd/...
@@ -87,4 +94,4 @@ $(TOOLS)/.stamp: .ci/tools/go.mod .ci/tools/go.sum $(wildcard .ci/tools/cmd/*/*.
 
 .PHONY: clean
 clean: ## remove what was built here; the cache outside the tree stays
-	rm -rf $(BIN) artifacts
+	rm -rf $(BIN) dist artifacts
