@@ -44,6 +44,9 @@ import (
 
 const testOrigin = "https://mcs.test:22623"
 
+// version is what the servers of the tests report as theirs.
+const version = "v0.0.0-test"
+
 // fullConfig is what the gate gives for a token.
 const fullConfig = `{"ignition":{"version":"3.2.0"},"storage":{"files":[{"path":"/etc/pull-secret","contents":{"source":"data:,full-config-secret"}}]}}`
 
