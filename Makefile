@@ -80,8 +80,9 @@ release: tools ## what a version ships, into dist/: VERSION=v0.3.0, KEY=FILE to 
 	@$(TOOLS)/release -version "$(VERSION)" -o dist $(if $(KEY),-key "$(KEY)") $(if $(PUSH),-push "$(PUSH)")
 
 .PHONY: generate
-generate: tools ## the generated Go code of proto/ and pkg/api, and the CRDs
+generate: tools ## the generated Go code of proto/, pkg/api and the web page, and the CRDs
 	@cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
+	@$(TOOLS)/templ generate -log-level error -path verifier/internal/page
 	@$(TOOLS)/controller-gen object crd paths=./pkg/api/... output:crd:dir=deploy/base/crds
 
 .PHONY: tools

@@ -216,6 +216,9 @@ type EvidenceSummary struct {
 	Summary map[string]string `json:"summary,omitempty"`
 }
 
+// SummaryChallenged is the key of a summary that has when the machine received the challenge that it answered.
+const SummaryChallenged = "challenged"
+
 // PendingMachine is a machine with a genuine TPM that is not enrolled.
 type PendingMachine struct {
 	// ekSHA256 is the SHA-256 (hexadecimal) of its EK's SubjectPublicKeyInfo.

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strconv"
@@ -33,8 +34,9 @@ type State struct {
 	// Serving means that a verifier serves the folder. In a cluster, it means that the verifier is
 	// Available.
 	Serving bool `json:"serving"`
-	// Conditions are those of a cluster's AttestationVerifier.
+	// Conditions are those of a cluster's AttestationVerifier. Holder is the controller that leads.
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	Holder     string             `json:"holder,omitempty"`
 	Machines   []Machine          `json:"machines"`
 	Pending    []store.Pending    `json:"pending,omitempty"`
 	// Denials are the latest ones that a serving verifier remembers, the newest first.
@@ -52,9 +54,11 @@ type Machine struct {
 	ProviderID string    `json:"providerID,omitempty"`
 	Created    time.Time `json:"created"`
 	// NodeRef is the Node of the Machine.
-	NodeRef     string `json:"nodeRef,omitempty"`
-	Deleting    bool   `json:"deleting,omitempty"`
-	Quarantined bool   `json:"quarantined,omitempty"`
+	NodeRef string `json:"nodeRef,omitempty"`
+	// Ready is since when that Node has been ready. It is nil if the Node is not ready, or if that is not known.
+	Ready       *time.Time `json:"ready,omitempty"`
+	Deleting    bool       `json:"deleting,omitempty"`
+	Quarantined bool       `json:"quarantined,omitempty"`
 	// Reattest is when the grant to attest again expires.
 	Reattest *time.Time `json:"reattest,omitempty"`
 	// Record is nil if nothing was recorded yet.
@@ -88,17 +92,6 @@ type Answers struct {
 
 // Serve serves the socket at path until ctx ends.
 func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove old socket: %w", err)
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		_ = l.Close()
-		return fmt.Errorf("protect %s: %w", path, err)
-	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, r *http.Request) {
 		s, err := answers.State(r.Context())
@@ -124,13 +117,48 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	return serve(ctx, path, mux)
+}
+
+// ServePage serves the web page on a socket of its own at path until ctx ends. A tunnel to this socket gives access to
+// nothing else.
+func ServePage(ctx context.Context, path string, page http.Handler) error {
+	return serve(ctx, path, loopback(page))
+}
+
+// serve serves h on a socket at path that only its owner may open, until ctx ends.
+func serve(ctx context.Context, path string, h http.Handler) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove old socket: %w", err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = l.Close()
+		return fmt.Errorf("protect %s: %w", path, err)
+	}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
 	if err := srv.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve %s: %w", path, err)
 	}
 	return nil
+}
+
+// loopback returns h for browsers that reach the socket through a port of their own host. Otherwise a site whose name
+// leads to that port could read the page (DNS rebinding).
+func loopback(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := (&url.URL{Host: r.Host}).Hostname()
+		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
+			http.Error(w, "the page is served to localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // maxState is the maximum size of a state: records of 100 000 machines.

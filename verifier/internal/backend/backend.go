@@ -14,6 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
@@ -40,6 +41,10 @@ type Backend interface {
 	Credentials() Credentials
 	// ProtectMetrics returns a handler that authorizes the readers of the metrics.
 	ProtectMetrics(http.Handler) http.Handler
+	// ProtectPage lets only those read the web page at path that may. Nil: the operators' listener does not have it.
+	ProtectPage(path string, page http.Handler) http.Handler
+	// State is what status shows. Only the web page needs it, and only if the configuration asks for that.
+	State(context.Context) (*admin.State, error)
 	// Run follows changes until ctx ends.
 	Run(ctx context.Context) error
 	// Checks returns the names of the parts that Unready reports, besides the records and the serving

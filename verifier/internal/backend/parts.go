@@ -2,6 +2,7 @@ package backend
 
 import (
 	"log/slog"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +25,10 @@ type Parts struct {
 	Certificates *listen.Certificates
 	Audit        *audit.Log
 	Clouds       *clouds.Clouds // nil in a process that does not serve machines
+
+	// Page is the web page; nil unless the configuration asks for it. A backend whose operators' listener cannot
+	// authenticate its readers serves it itself.
+	Page http.Handler
 
 	absence atomic.Pointer[string] // the last report about an absent provisioning token
 }

@@ -43,6 +43,9 @@ type Config struct {
 	// MetricsCertificate is a folder with tls.crt and tls.key for MetricsListen. Without a valid pair
 	// in it, the certificate of Listen is used.
 	MetricsCertificate string `yaml:"metricsCertificate,omitempty"`
+	// WebPage serves a read-only page about machines, keys and doors: in a cluster on MetricsListen, to those whom the
+	// API server lets read it; in a folder on the socket state/page.sock. Default false.
+	WebPage bool `yaml:"webPage,omitempty"`
 	// Upstream is the Machine Config Server, https://host:port. If empty, the verifier serves the
 	// configs in Data/configs.
 	Upstream string `yaml:"upstream,omitempty"`

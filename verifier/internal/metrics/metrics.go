@@ -4,12 +4,15 @@
 package metrics
 
 import (
+	"cmp"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
@@ -134,6 +137,58 @@ func (m *Metrics) Expiry(set string, at time.Time) {
 		return
 	}
 	m.expiry.WithLabelValues(set).Set(float64(at.Unix()))
+}
+
+// Expiries returns when the soonest of each set of certificates expires.
+func (m *Metrics) Expiries() map[string]time.Time {
+	all := map[string]time.Time{}
+	for _, one := range read(m.expiry) {
+		all[one.labels["set"]] = time.Unix(int64(one.value), 0)
+	}
+	return all
+}
+
+// Door is the state of a port of a control-plane node, as [Metrics.Door] reported it.
+type Door struct{ Node, Port, State string }
+
+// Doors returns the state of each port, sorted.
+func (m *Metrics) Doors() []Door {
+	var all []Door
+	for _, one := range read(m.doors) {
+		if one.value == 1 {
+			all = append(all, Door{one.labels["node"], one.labels["port"], one.labels["state"]})
+		}
+	}
+	slices.SortFunc(all, func(a, b Door) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Port, b.Port)) })
+	return all
+}
+
+// sample is one value of a gauge.
+type sample struct {
+	labels map[string]string
+	value  float64
+}
+
+// read returns the values of gauges.
+func read(g *prometheus.GaugeVec) []sample {
+	found := make(chan prometheus.Metric)
+	go func() {
+		defer close(found)
+		g.Collect(found)
+	}()
+	var all []sample
+	for one := range found {
+		var m dto.Metric
+		if one.Write(&m) != nil {
+			continue
+		}
+		s := sample{map[string]string{}, m.GetGauge().GetValue()}
+		for _, l := range m.GetLabel() {
+			s.labels[l.GetName()] = l.GetValue()
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 // Folder sets the result of the last read of the folder.

@@ -20,8 +20,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// Reviews authorizes readers of the metrics with the API server: by a TokenReview of the bearer token,
-// and a SubjectAccessReview of "get" on the path of the URL.
+// Reviews authorizes readers of the metrics and of the web page with the API server: by a TokenReview of the bearer
+// token, and a SubjectAccessReview of "get" on the path of the URL.
 //
 // A decision is cached for a minute. A token that was accepted before is reviewed without a rate limit.
 // All other tokens share a rate limit, so that unknown callers cannot make the verifier flood the API
@@ -68,22 +68,48 @@ const (
 
 // Protect returns h for callers that the API server authorizes.
 func (r *Reviews) Protect(h http.Handler) http.Handler {
+	return r.protect(h, func(req *http.Request) string { return req.URL.Path }, `Bearer realm="metrics"`, bearer)
+}
+
+// ProtectPage is Protect for the web page at path and what is below it: whoever may get path may get all of it. A
+// browser asks for a name and a password. Any name will do, and the password is the token.
+func (r *Reviews) ProtectPage(path string, h http.Handler) http.Handler {
+	return r.protect(h, func(*http.Request) string { return path }, `Basic realm="mcs-attest", charset="UTF-8"`,
+		func(req *http.Request) string {
+			if _, password, ok := req.BasicAuth(); ok {
+				return password
+			}
+			return bearer(req)
+		})
+}
+
+// bearer returns the bearer token of a request; "" if there is none.
+func bearer(req *http.Request) string {
+	if scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") {
+		return token
+	}
+	return ""
+}
+
+// protect returns h for callers whose token may get a path.
+func (r *Reviews) protect(
+	h http.Handler, path func(*http.Request) string, challenge string, token func(*http.Request) string,
+) http.Handler {
 	r.once.Do(func() {
 		r.perSource, r.inAll = listen.NewLimiterWithBurst(1, 10), rate.NewLimiter(10, 50)
 		r.accepted, r.denied = map[tokenKey]*access{}, map[tokenKey]denial{}
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		scheme, token, ok := strings.Cut(req.Header.Get("Authorization"), " ")
 		status := http.StatusUnauthorized
-		if ok && strings.EqualFold(scheme, "Bearer") && token != "" && len(token) <= maxToken {
-			status = r.decide(req.Context(), token, req.URL.Path, listen.Source(req.RemoteAddr))
+		if t := token(req); t != "" && len(t) <= maxToken {
+			status = r.decide(req.Context(), t, path(req), listen.Source(req.RemoteAddr))
 		}
 		switch status {
 		case http.StatusOK:
 			h.ServeHTTP(w, req)
 			return
 		case http.StatusUnauthorized:
-			w.Header().Set("WWW-Authenticate", `Bearer realm="metrics"`)
+			w.Header().Set("WWW-Authenticate", challenge)
 		case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 			w.Header().Set("Retry-After", "5")
 		}

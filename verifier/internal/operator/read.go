@@ -246,7 +246,7 @@ func (c *Cluster) conditions(ctx context.Context, s *admin.State) error {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, v); err != nil {
 		return fmt.Errorf("AttestationVerifier %s: %w", v1alpha1.VerifierName, err)
 	}
-	s.Conditions = v.Status.Conditions
+	s.Conditions, s.Holder = v.Status.Conditions, v.Status.Holder
 	for _, cond := range v.Status.Conditions {
 		if cond.Type == "Available" && cond.Status == metav1.ConditionTrue {
 			s.Serving = true

@@ -1,8 +1,11 @@
 package server
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/page"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
@@ -20,10 +24,27 @@ type operators struct {
 	checks   func() []string // the names of the parts that problems reports
 	problems func() []string // the reasons why this process is not ready
 	metrics  http.Handler
+	page     http.Handler // nil: there is none on this listener
 }
 
 func (s *Server) operators() *operators {
-	return &operators{s.Parts, s.checks, s.Problems, s.ProtectMetrics(s.Metrics.Handler())}
+	o := &operators{s.Parts, s.checks, s.Problems, s.ProtectMetrics(s.Metrics.Handler()), nil}
+	if s.Page != nil {
+		o.page = s.ProtectPage(page.Path, s.Page)
+	}
+	return o
+}
+
+// newPage returns the web page; nil unless the configuration asks for it.
+func newPage(p *backend.Parts, from page.Source, problems func() []string) http.Handler {
+	if !p.Config.WebPage {
+		return nil
+	}
+	host, _ := os.Hostname()
+	return page.New(page.Options{
+		Source: from, Metrics: p.Metrics, Certificate: p.Certificates.Current, Problems: problems,
+		Name: cmp.Or(os.Getenv("POD_NAME"), host), Version: p.Version, Now: p.Now,
+	})
 }
 
 // HealthServer answers the probes of the kubelet without TLS, on the loopback address. So no other host
@@ -37,11 +58,19 @@ func (o *operators) healthServer() *http.Server {
 	return operatorServer(mux, o.Log)
 }
 
-// metricsServer serves /metrics over TLS. In a cluster, the API server authorizes each reader.
-func (o *operators) metricsServer() *http.Server {
+// metricsServer serves /metrics and, in a cluster, the web page over TLS. In a cluster, the API server authorizes each
+// reader. Requests end with ctx, or when the server shuts down.
+func (o *operators) metricsServer(ctx context.Context) *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", o.metrics)
+	if o.page != nil {
+		mux.Handle("GET "+page.Path, o.page)
+		mux.Handle("GET "+page.Path+"/", o.page)
+	}
 	srv := operatorServer(mux, o.Log)
+	ctx, cancel := context.WithCancel(ctx)
+	srv.BaseContext = func(net.Listener) context.Context { return ctx }
+	srv.RegisterOnShutdown(cancel) // a stream of events would delay it
 	own := &metricsCertificate{dir: o.Config.MetricsCertificate, now: o.Now, log: o.Log}
 	srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP/1.1 only, like all listeners
 	srv.TLSConfig = &tls.Config{

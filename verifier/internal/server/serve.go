@@ -12,6 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/page"
 )
 
 // Serve listens and serves until ctx ends. Then it waits for active requests.
@@ -53,12 +54,19 @@ type Controller interface {
 	Checks() []string
 	Problems() []string
 	MetricsHandler() http.Handler
+	// ProtectPage is that of backend.Backend.
+	ProtectPage(path string, h http.Handler) http.Handler
+	page.Source
 	Run(ctx context.Context) error
 }
 
 // ServeController runs k, and serves its health and metrics, until ctx ends.
 func ServeController(ctx context.Context, p *backend.Parts, k Controller) error {
-	g, err := (&operators{p, k.Checks, k.Problems, k.MetricsHandler()}).listen(ctx)
+	o := &operators{p, k.Checks, k.Problems, k.MetricsHandler(), nil}
+	if h := newPage(p, k, k.Problems); h != nil {
+		o.page = k.ProtectPage(page.Path, h)
+	}
+	g, err := o.listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -92,7 +100,7 @@ func (o *operators) listen(ctx context.Context) (*group, error) {
 		_ = g.health.Close()
 		return nil, hint.New(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
 	}
-	health, figures := o.healthServer(), o.metricsServer()
+	health, figures := o.healthServer(), o.metricsServer(ctx)
 	g.add("serve health", health, func() error { return health.Serve(listen.Limit(g.health, MaxOperators, nil)) })
 	g.add("serve metrics", figures, func() error {
 		return figures.ServeTLS(listen.Limit(g.figures, MaxOperators, nil), "", "")

@@ -39,6 +39,7 @@ type Server struct {
 // New returns a server that serves from b.
 func New(p *backend.Parts, b backend.Backend) *Server {
 	s := &Server{Parts: p, Backend: b}
+	p.Page = newPage(p, b, s.Problems)
 	s.Metrics.Registerer().MustRegister(s.readyGauge())
 	return s
 }

@@ -116,6 +116,13 @@ func (b *Backend) Close() error { return b.records.Close() }
 func (b *Backend) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
+	if b.parts.Page != nil {
+		wg.Go(func() {
+			if err := admin.ServePage(ctx, b.parts.Config.Path("state", "page.sock"), b.parts.Page); err != nil {
+				b.parts.Log.Error("the web page is not served", "error", err)
+			}
+		})
+	}
 	err := admin.Serve(ctx, b.parts.Config.Path("state", "admin.sock"),
 		admin.Answers{State: b.State, Backup: b.records.Backup, Forget: b.Keeper.Forget}, b.parts.Log)
 	if err != nil {
@@ -151,6 +158,9 @@ func (b *Backend) Credentials() backend.Credentials { return nil }
 
 // ProtectMetrics implements backend.Backend. Any client that reaches the listener may read the metrics.
 func (b *Backend) ProtectMetrics(h http.Handler) http.Handler { return h }
+
+// ProtectPage implements backend.Backend. The page has a socket of its own, since no listener authenticates its callers.
+func (b *Backend) ProtectPage(string, http.Handler) http.Handler { return nil }
 
 // UpstreamRoots implements backend.Backend.
 func (b *Backend) UpstreamRoots() (func() *x509.CertPool, error) {

@@ -29,6 +29,7 @@ const (
 // Command is "controller".
 func Command(e *env.Env) *cobra.Command {
 	var configPath, healthAddr, metricsAddr string
+	var webPage bool
 	var logs *env.Log
 	cmd := &cobra.Command{
 		Use:   "controller",
@@ -56,6 +57,7 @@ over TLS; the API server decides who may read them).`,
 				return env.Usage(fmt.Errorf("--health-listen: %w", err))
 			}
 			c.HealthListen, c.MetricsListen = healthAddr, metricsAddr
+			c.WebPage = c.WebPage || webPage
 			kube.SetLogger(logger)
 			kube.SetGCPercent()
 			return Run(cmd.Context(), c, logger, e.Version)
@@ -65,6 +67,7 @@ over TLS; the API server decides who may read them).`,
 	f := cmd.Flags()
 	f.StringVar(&healthAddr, "health-listen", HealthListen, "address of health, on the loopback")
 	f.StringVar(&metricsAddr, "metrics-listen", MetricsListen, "address of the metrics")
+	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: the configuration's)")
 	logs = env.LogFlags(f)
 	return cmd
 }

@@ -36,6 +36,7 @@ const folderGCPercent = 400
 // Command is "serve".
 func Command(e *env.Env) *cobra.Command {
 	var configPath, listenAddr, healthAddr, metricsAddr string
+	var webPage bool
 	var logs *env.Log
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -68,6 +69,7 @@ runs beside it and does everything else that a cluster needs.`,
 			if metricsAddr != "" {
 				c.MetricsListen = metricsAddr
 			}
+			c.WebPage = c.WebPage || webPage
 			if c.Kubernetes == nil && os.Getenv("GOMEMLIMIT") == "" {
 				debug.SetMemoryLimit(memoryLimit)
 				if os.Getenv("GOGC") == "" {
@@ -89,6 +91,7 @@ runs beside it and does everything else that a cluster needs.`,
 		"address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
 	f.StringVar(&metricsAddr, "metrics-listen", "",
 		"address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
+	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: the configuration's)")
 	logs = env.LogFlags(f)
 	return cmd
 }

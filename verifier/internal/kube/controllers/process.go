@@ -38,8 +38,11 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
@@ -62,7 +65,8 @@ type Process struct {
 	parts     *backend.Parts
 	api       *rest.Config
 	identity  string
-	reviews   kubernetes.Interface // authorizes readers of the metrics
+	typed     kubernetes.Interface
+	reviews   *metrics.Reviews // authorizes readers of the metrics and of the web page
 	events    *events.Recorder
 	inventory *inventory.Inventory
 	confirm   inventory.Confirmation
@@ -90,15 +94,16 @@ func New(p *backend.Parts) (*Process, error) {
 	if k.identity, err = identity(); err != nil {
 		return nil, err
 	}
-	if k.reviews, err = kubernetes.NewForConfig(api); err != nil {
+	if k.typed, err = kubernetes.NewForConfig(api); err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}
+	k.reviews = &metrics.Reviews{Client: k.typed, Now: p.Now, Log: p.Log}
 	dyn, err := dynamic.NewForConfig(api)
 	if err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}
 	k.events = events.NewRecorder(events.Options{
-		Client: k.reviews.CoreV1(), Log: p.Log, Dropped: p.Metrics.EventsDropped,
+		Client: k.typed.CoreV1(), Log: p.Log, Dropped: p.Metrics.EventsDropped,
 	})
 	k.doors = doorprobe.New(doorprobe.Options{
 		Log: p.Log, Metrics: p.Metrics, Events: k.events, Interval: time.Duration(p.Config.Kubernetes.DoorInterval),
@@ -154,7 +159,7 @@ func (k *Process) addCredentials(o *inventory.Options) error {
 		return nil
 	}
 	issuer, err := credential.NewIssuer(credential.Options{
-		Client: k.reviews, Config: *c.Credential, Namespace: c.Kubernetes.CredentialNamespace,
+		Client: k.typed, Config: *c.Credential, Namespace: c.Kubernetes.CredentialNamespace,
 		Now: k.parts.Now, Log: k.parts.Log,
 	})
 	if err != nil {
@@ -276,9 +281,27 @@ func (k *Process) Problems() []string { return k.inventory.Unready() }
 // MetricsHandler serves the metrics, including those of controller-runtime. The API server authorizes
 // each reader.
 func (k *Process) MetricsHandler() http.Handler {
-	reviews := metrics.Reviews{Client: k.reviews, Now: k.parts.Now, Log: k.parts.Log}
-	return reviews.Protect(k.parts.Metrics.Handler(prometheus.GathererFunc(runtimeMetrics)))
+	return k.reviews.Protect(k.parts.Metrics.Handler(prometheus.GathererFunc(runtimeMetrics)))
 }
+
+// ProtectPage returns a handler that serves the web page only to readers that the API server authorizes.
+func (k *Process) ProtectPage(path string, h http.Handler) http.Handler {
+	return k.reviews.ProtectPage(path, h)
+}
+
+// State implements page.Source.
+func (k *Process) State(ctx context.Context) (*admin.State, error) {
+	return k.inventory.State(ctx, k.parts.Audit.Recent())
+}
+
+// TokenKeys implements page.Source.
+func (k *Process) TokenKeys() token.KeySet { return k.inventory.Keys().Tokens }
+
+// SealKeys implements page.Source.
+func (k *Process) SealKeys() seal.Ring { return k.inventory.Keys().Seals }
+
+// Provisioning implements page.Source.
+func (k *Process) Provisioning() provisioning.View { return k.inventory.Provisioning() }
 
 // runtimeMetrics gathers the metrics of the controllers and of the leader election. Those of the
 // process are in the verifier's own registry.

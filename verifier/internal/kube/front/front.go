@@ -24,6 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
@@ -40,7 +41,7 @@ type Front struct {
 	parts       *backend.Parts
 	inventory   *inventory.Inventory
 	confirm     inventory.Confirmation
-	reviews     kubernetes.Interface // authorizes readers of the metrics
+	reviews     *metrics.Reviews // authorizes readers of the metrics and of the web page
 	events      *events.Recorder
 	credentials *credential.Reader         // nil if configs keep the shared credential
 	stored      *poolconfig.Store          // nil if this process renders no configs
@@ -82,7 +83,7 @@ func New(p *backend.Parts) (*Front, error) {
 	if b.inventory, err = inventory.New(api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
-	b.reviews = typed
+	b.reviews = &metrics.Reviews{Client: typed, Now: p.Now, Log: p.Log}
 	b.confirm = inventory.Confirmation{Client: dyn, Machines: b.inventory.Registry()}
 	return b, nil
 }
@@ -149,8 +150,16 @@ func (b *Front) Credentials() backend.Credentials {
 }
 
 // ProtectMetrics implements backend.Backend. The API server authorizes each reader.
-func (b *Front) ProtectMetrics(h http.Handler) http.Handler {
-	return (&metrics.Reviews{Client: b.reviews, Now: b.parts.Now, Log: b.parts.Log}).Protect(h)
+func (b *Front) ProtectMetrics(h http.Handler) http.Handler { return b.reviews.Protect(h) }
+
+// ProtectPage implements backend.Backend. The API server authorizes each reader.
+func (b *Front) ProtectPage(path string, h http.Handler) http.Handler {
+	return b.reviews.ProtectPage(path, h)
+}
+
+// State implements backend.Backend.
+func (b *Front) State(ctx context.Context) (*admin.State, error) {
+	return b.inventory.State(ctx, b.parts.Audit.Recent())
 }
 
 // Checks implements backend.Backend.

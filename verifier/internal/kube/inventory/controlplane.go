@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -23,6 +24,7 @@ type node struct {
 	// has its internal IPs.
 	controlPlane bool
 	addresses    []netip.Addr
+	ready        time.Time // since when it has been ready; zero: it is not
 }
 
 // The labels of which either makes a Node one of the control plane.
@@ -40,6 +42,11 @@ func compactNode(o client.Object) (any, []manifest.Problem) {
 		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a Node", o)}}
 	}
 	n := node{providerID: in.Spec.ProviderID}
+	for _, c := range in.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			n.ready = c.LastTransitionTime.Time
+		}
+	}
 	_, control := in.Labels[labelControlPlane]
 	_, master := in.Labels[labelMaster]
 	if n.controlPlane = control || master; !n.controlPlane {

@@ -75,6 +75,8 @@ type Options struct {
 
 	// Names keeps Machines also by the names that certificate signing requests have.
 	Names bool
+	// Observe keeps whole records, for [Inventory.State].
+	Observe bool
 	// Revoke takes back the bootstrap credentials of a Machine that is gone or was
 	// quarantined. It may be called again for the same; nil: there are none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
@@ -107,6 +109,7 @@ type Inventory struct {
 	config  config.Kubernetes
 	log     *slog.Logger
 	dynamic dynamic.Interface
+	host    string // of the API server
 
 	records *records.Records
 	events  events.Sink
@@ -154,7 +157,7 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 		o.Token = func(string, string) {}
 	}
 	k := &Inventory{
-		o: o, config: c, log: o.Log, began: o.Now(),
+		o: o, config: c, log: o.Log, began: o.Now(), host: r.Host,
 		dirty: make(chan struct{}, 1),
 	}
 	var err error
@@ -175,7 +178,7 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 		Log: o.Log, Certificate: o.Certificate, Changed: k.changed, Triggers: &k.Triggers, Interval: o.Pass,
 	})
 	k.Machines = newMachines(machinesOptions{
-		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
+		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil, Observe: o.Observe,
 		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
 		AdmitEnrollment: func(e machine.Enrollment) (machine.Enrollment, bool) { return k.guard.Enrollment(e) },
 		Recorded:        func(uid string, l latch) { k.recorded(uid, l) },

@@ -12,7 +12,7 @@ func OptionsFor(p *backend.Parts) Options {
 	c := p.Config
 	return Options{
 		Log: p.Log, Now: p.Now, Version: p.Version, ProvisioningToken: c.ProvisioningToken,
-		KeyPublishDelay: time.Duration(c.KeyPublishDelay), Called: p.Metrics.APICall,
+		KeyPublishDelay: time.Duration(c.KeyPublishDelay), Called: p.Metrics.APICall, Observe: c.WebPage,
 	}
 }
 

@@ -130,8 +130,19 @@ type attestation struct {
 	enrolment *machine.Enrollment // nil: it waits for approval
 	uid       string              // of the Machine that it is the record of; "" if it is none
 	latch     latch
-	condition bool   // it has a condition Accepted that is not True
-	tokenID   string // of the attestation token that the machine may use
+	condition bool                         // it has a condition Accepted that is not True
+	tokenID   string                       // of the attestation token that the machine may use
+	whole     *v1alpha1.MachineAttestation // nil unless it is kept
+}
+
+// readAttestation is compactAttestation, with the whole object where the web page shows it.
+func (ms *Machines) readAttestation(o client.Object) (any, []manifest.Problem) {
+	value, problems := compactAttestation(o)
+	if a, ok := value.(attestation); ok {
+		a.whole = ms.observed.decode(o)
+		value = a
+	}
+	return value, problems
 }
 
 func compactAttestation(o client.Object) (any, []manifest.Problem) {
@@ -250,6 +261,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 	if !ok {
 		return o.Problems
 	}
+	ms.observed.put(o.NamespacedName, a.whole)
 	at := keyOf(o.NamespacedName)
 	if a.enrolment != nil {
 		if e, ok := ms.o.AdmitEnrollment(*a.enrolment); ok {
@@ -311,6 +323,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 }
 
 func (ms *Machines) dropAttestation(n types.NamespacedName) {
+	ms.observed.drop(n)
 	ms.o.Rejected(n, false)
 	k := keyOf(n)
 	ref := ms.registry.DeleteEnrollment(k.namespace, k.name)
@@ -366,6 +379,7 @@ func (ms *Machines) enrolled(ref *v1alpha1.MachineReference) {
 func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
 	n, _ := o.Value.(node)
 	ms.registry.PutNode(o.Name, n.providerID)
+	ms.observed.putNode(o.Name, n.ready)
 	if ms.controlPlane.put(o.Name, n) {
 		ms.o.RolesChanged()
 	}
@@ -380,6 +394,7 @@ func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
 
 func (ms *Machines) dropNode(k types.NamespacedName) {
 	ms.registry.DeleteNode(k.Name)
+	ms.observed.putNode(k.Name, time.Time{})
 	if ms.controlPlane.put(k.Name, node{}) {
 		ms.o.RolesChanged()
 	}

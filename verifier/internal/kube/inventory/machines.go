@@ -26,6 +26,7 @@ type Machines struct {
 	*nameIndex // nil unless asked for
 	credentialIndex
 	controlPlane controlPlane
+	observed     *observed // nil without a web page
 
 	mu      sync.Mutex
 	texts   map[string]string
@@ -41,6 +42,7 @@ type machinesOptions struct {
 	Now       func() time.Time
 	Names     bool // keep Machines also by the names that certificate signing requests have
 	Revocable bool // bootstrap credentials can be revoked
+	Observe   bool // keep whole records, for the web page
 	// Admit returns what counts of a Machine, and AdmitEnrollment what counts of an enrollment, after a restore of
 	// etcd; false if it is not accepted.
 	Admit           func(machine.Machine) (machine.Machine, bool)
@@ -68,6 +70,9 @@ func newMachines(o machinesOptions) *Machines {
 	if o.Names {
 		m.nameIndex = newNameIndex()
 	}
+	if o.Observe {
+		m.observed = newObserved()
+	}
 	return m
 }
 
@@ -84,7 +89,7 @@ func (ms *Machines) Sources(machineNamespaces, recordNamespaces []string) (all [
 	}
 	for _, ns := range recordNamespaces {
 		all = append(all, &sources.Source{Kind: attestationKind, Namespace: ns, Object: &unstructured.Unstructured{},
-			Read: compactAttestation, Put: ms.putAttestation, Drop: ms.dropAttestation})
+			Read: ms.readAttestation, Put: ms.putAttestation, Drop: ms.dropAttestation})
 	}
 	return append(all, &sources.Source{Kind: nodeKind, Object: &corev1.Node{}, Read: compactNode, Put: ms.putNode,
 		Drop: ms.dropNode})
