@@ -266,7 +266,7 @@ func TestCommandLinesInThePagesAreUnderstood(t *testing.T) {
 		bin = filepath.Dir(path)
 	}
 	help := map[string]string{}
-	line := regexp.MustCompile(`(mcs-attest-(?:agent|verifier))((?: [a-z][a-z-]*){1,2})([^\n|>` + "`" + `;&]*)`)
+	line := regexp.MustCompile(`(mcs-attest-(?:agent|verifier))((?: [a-z][a-z-]*){1,2})([^\n|>` + "`" + `;&']*)`)
 	flag := regexp.MustCompile(`(?:^| )--([a-z0-9-]+)`)
 	seen := 0
 	for _, page := range pages(t) {
