@@ -195,7 +195,8 @@ func TestProvision_Unchanged(t *testing.T) {
 			`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "credentials other than"},
 		{"a third party's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+
 			`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "not a known provisioning token"},
-		{"a third party's token in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "not a known provisioning token"},
+		{"a third party's token in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true,
+			"not a known provisioning token"},
 		{"a third party's token in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true,
 			"not a known provisioning token"},
 		{"a pool that does not accept it", config("3.4.0", merge(origin+"/config/master")), true,

@@ -134,7 +134,7 @@ func TestMissingSourcesAreRetriedIndefinitely(t *testing.T) {
 		{"AWS with lost tokens", "aws", silent.URL, "", "the PUT for an IMDSv2 token was not answered in time"},
 		{"Google Cloud", "gcp", silent.URL, "", "no answer in time"},
 		{"Azure", "azure", silent.URL, "", "no answer in time"},
-		{"OpenStack, without a drive and with a service that denies access", "openstack", refusing.URL, "", "HTTP status 403"},
+		{"OpenStack, with only a service that denies access", "openstack", refusing.URL, "", "HTTP status 403"},
 		{"a URL without a listener", "metal", "", "ignition.config.url=http://127.0.0.1:1/", "connection refused"},
 		{"a drive", "nutanix", "", "", "no config drive"},
 	} {
