@@ -25,6 +25,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 )
 
+// DefaultListen is the address of the gate and the attestation API, if the file names none.
+const DefaultListen = ":22623"
+
 // Config is the content of mcs-attest.yaml.
 type Config struct {
 	// Data is the folder with all other files. Default: the folder of the configuration file.
@@ -163,7 +166,7 @@ func Parse(name string, raw []byte, base string) (*Config, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
 	dec.KnownFields(true)
 	if err := dec.Decode(&c); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, decodeError(name, raw, err)
 	}
 	if err := c.complete(base); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -179,7 +182,7 @@ func (c *Config) complete(base string) error {
 		c.Data = filepath.Join(base, c.Data)
 	}
 	if c.Listen == "" {
-		c.Listen = ":22623"
+		c.Listen = DefaultListen
 	}
 	if c.HealthListen == "" {
 		c.HealthListen = "127.0.0.1:22681"
@@ -299,6 +302,11 @@ func (c *Config) check() error {
 			return fmt.Errorf("upstream: %q is not https://host:port", c.Upstream)
 		}
 	}
+	for _, f := range []struct{ name, address string }{{"listen", c.Listen}, {"metricsListen", c.MetricsListen}} {
+		if err := Address(f.address); err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+	}
 	if err := Loopback(c.HealthListen); err != nil {
 		return fmt.Errorf("healthListen: %w", err)
 	}
@@ -362,6 +370,18 @@ func Origin(s string) (string, error) {
 		host = "[" + host + "]"
 	}
 	return "https://" + host + ":" + port, nil
+}
+
+// Address returns an error unless it is possible to listen on an address.
+func Address(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not host:port; write for example :22623 or 192.0.2.7:22623", address)
+	}
+	return nil
 }
 
 // Loopback returns an error unless only this host can reach an address to listen on.

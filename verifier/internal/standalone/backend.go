@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -47,11 +47,14 @@ type Backend struct {
 	Shared  *provisioningFile
 	// rendered has the configs that are rendered from Data/machineconfigs.
 	rendered *machineconfigs.Folder
+	// created describes a database that is new although machines are enrolled.
+	created string
+	// reported are the problems that the log has; only one goroutine uses it.
+	reported []string
 }
 
 // New opens the folder of the configuration.
 func New(s *backend.Parts) (*Backend, error) {
-	const initHint = "run 'mcs-attest-verifier init' to create a complete folder"
 	c := s.Config
 	b := &Backend{parts: s}
 	var err error
@@ -59,15 +62,15 @@ func New(s *backend.Parts) (*Backend, error) {
 		return nil, hint.New(err, initHint)
 	}
 	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
-		return nil, hint.New(err, initHint)
+		return nil, certificateHint(err)
 	}
 	parseTokens := func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }
 	if b.Tokens, err = reload.New(parseTokens, c.Path("keys", keys.TokenFile)); err != nil {
-		return nil, hint.New(err, initHint)
+		return nil, keyHint(err)
 	}
 	parseSeals := func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }
 	if b.Seals, err = reload.New(parseSeals, c.Path("keys", keys.SealFile)); err != nil {
-		return nil, hint.New(err, initHint)
+		return nil, keyHint(err)
 	}
 	b.Shared = newProvisioningFile(c, s.Log, s.Now)
 	b.rendered = machineconfigs.Open(c.Path("machineconfigs"),
@@ -78,16 +81,19 @@ func New(s *backend.Parts) (*Backend, error) {
 	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil {
 		return nil, fmt.Errorf("create the folder for state: %w", err)
 	}
+	_, before := os.Stat(c.Path("state", "records.db"))
 	if b.records, err = store.Open(c.Path("state", "records.db")); err != nil {
 		if errors.Is(err, store.ErrLocked) {
 			return nil, hint.New(err, "another verifier serves this folder; a standalone verifier has one replica")
 		}
 		return nil, RecordsHint(err, c)
 	}
+	b.created = newRecords(errors.Is(before, fs.ErrNotExist), b.Files.Snapshot())
 	b.reportHeld()
 	b.Keeper = NewKeeper(context.Background(), b.records, b.Files.Snapshot(), s.Log, s.Now)
 	b.measure(b.Files.Snapshot())
 	b.reportShadowed(b.Files.Snapshot())
+	b.reportProblems()
 	return b, nil
 }
 
@@ -144,6 +150,7 @@ func (b *Backend) State(ctx context.Context) (*admin.State, error) {
 	}
 	state.Problems = append(state.Problems, HeldProblems(b.records.Restored())...)
 	state.Problems = append(state.Problems, b.shadowed(b.Keeper.Snapshot())...)
+	state.Problems = append(state.Problems, b.problems()...)
 	if text := backend.TokenAbsence(b.parts.Now(), b.Keeper.Snapshot().Policies, b.Shared.View()); text != "" {
 		state.Problems = append(state.Problems, text)
 	}
@@ -219,6 +226,7 @@ func (b *Backend) watch(ctx context.Context) {
 				return
 			case <-tick.C:
 				b.Keeper.Sweep(ctx)
+				b.reportProblems()
 				if err := b.records.Remember(); err != nil {
 					b.parts.Log.Error("the newest transaction of the records was not stored", "error", err)
 				}
@@ -275,54 +283,6 @@ func (b *Backend) measure(snapshot *folder.Snapshot) {
 	}
 	if leaf := b.serving.Load().Leaf; leaf != nil {
 		b.parts.Metrics.Expiry("serving-certificate", leaf.NotAfter)
-	}
-}
-
-// heldRecords are the records of a database that may have been restored. Until an administrator
-// acknowledges that, they admit no machine, because an older database lacks joins, claims and used
-// grants.
-type heldRecords struct{ *store.Store }
-
-func (h heldRecords) held() error {
-	if r := h.Restored(); r != nil {
-		return reason.Deny(reason.StoreUnavailable, "%s, and no administrator has acknowledged it", r.Why)
-	}
-	return nil
-}
-
-// Attest implements service.Records.
-func (h heldRecords) Attest(
-	ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change,
-) error {
-	if err := h.held(); err != nil {
-		return err
-	}
-	return h.Store.Attest(ctx, uid, components, alive, change)
-}
-
-// Record implements redeem.Records. Older records would permanently deny a token that newer ones
-// accept, and would accept in a preflight what Update then denies.
-func (h heldRecords) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
-	if err := h.held(); err != nil {
-		return nil, err
-	}
-	return h.Store.Record(ctx, uid)
-}
-
-// Update implements redeem.Records. In older records, a token has its uses back.
-func (h heldRecords) Update(ctx context.Context, uid string, change store.Change) error {
-	if err := h.held(); err != nil {
-		return err
-	}
-	return h.Store.Update(ctx, uid, change)
-}
-
-// Session implements redeem.Records.
-func (h heldRecords) Session(uid string) store.Session { return store.NewSession(h, uid) }
-
-func (b *Backend) reportHeld() {
-	for _, text := range HeldProblems(b.records.Restored()) {
-		b.parts.Log.Error("machines are not admitted", "why", text)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"path/filepath"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -34,6 +35,11 @@ func OfflineState(c *config.Config, now time.Time) (*admin.State, error) {
 		return nil, err
 	}
 	state.Problems = append(state.Problems, HeldProblems(store.HeldAt(path))...)
+	state.Problems = append(state.Problems, problems(c, now)...)
+	// Only a serving verifier knows what is rendered.
+	if sources, _ := filepath.Glob(c.Path("machineconfigs", "*")); len(sources) == 0 {
+		state.Problems = append(state.Problems, configProblems(c, snapshot, nil)...)
+	}
 	return state, nil
 }
 
@@ -49,7 +55,8 @@ func RecordsHint(err error, c *config.Config) error {
 	case errors.Is(err, store.ErrForeign):
 		return hint.New(err, "put the former file back, or %s", restore)
 	case errors.Is(err, store.ErrDamaged):
-		return hint.New(err, "%s; keep the damaged file for an analysis", restore)
+		return hint.New(err, "%s; keep the damaged file for an analysis. Without a backup, move it and %s.seen away: every "+
+			"enrolled machine may attest again then", restore, path)
 	}
 	return err
 }

@@ -79,10 +79,20 @@ func fingerprint(c *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// expiresSoon is how long before its end a certificate is marked.
+const expiresSoon = 30 * 24 * time.Hour
+
 // describeCert distinguishes certificates of one name.
-func describeCert(c *x509.Certificate) string {
-	return fmt.Sprintf("%s, SHA-256 %.12s, issued %s, until %s", c.Subject.CommonName, fingerprint(c),
+func describeCert(c *x509.Certificate, now time.Time) string {
+	text := fmt.Sprintf("%s, SHA-256 %.12s, issued %s, until %s", c.Subject.CommonName, fingerprint(c),
 		c.NotBefore.UTC().Format(time.DateOnly), c.NotAfter.UTC().Format(time.DateOnly))
+	switch left := c.NotAfter.Sub(now); {
+	case left <= 0:
+		text += ", EXPIRED"
+	case left < expiresSoon:
+		text += fmt.Sprintf(", EXPIRES IN %d DAYS", int(left.Hours()/24))
+	}
+	return text
 }
 
 func printCerts(out io.Writer, s mcscert.Status) error {
@@ -93,7 +103,7 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 		if c == nil {
 			return "none"
 		}
-		return describeCert(c) + ", renewed after " + mcscert.Renewal(c).UTC().Format(time.DateOnly)
+		return describeCert(c, s.At) + ", renewed after " + mcscert.Renewal(c).UTC().Format(time.DateOnly)
 	}
 	ca := one(s.CA)
 	if s.CA == nil && s.Case == mcscert.CaseFolder && len(s.Bundle) > 0 {
@@ -101,7 +111,7 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 	}
 	line("CA", ca)
 	for _, c := range s.Bundle {
-		line("  in the bundle", describeCert(c))
+		line("  in the bundle", describeCert(c, s.At))
 	}
 	line("serving", one(s.Leaf))
 	if s.Leaf != nil {

@@ -58,6 +58,9 @@ runs beside it and does everything else that a cluster needs.`,
 				return err
 			}
 			if listenAddr != "" {
+				if err := config.Address(listenAddr); err != nil {
+					return env.Usage(fmt.Errorf("--listen: %w", err))
+				}
 				c.Listen = listenAddr
 			}
 			if healthAddr != "" {
@@ -67,6 +70,9 @@ runs beside it and does everything else that a cluster needs.`,
 				c.HealthListen = healthAddr
 			}
 			if metricsAddr != "" {
+				if err := config.Address(metricsAddr); err != nil {
+					return env.Usage(fmt.Errorf("--metrics-listen: %w", err))
+				}
 				c.MetricsListen = metricsAddr
 			}
 			c.WebPage = c.WebPage || webPage

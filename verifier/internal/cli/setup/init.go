@@ -1,11 +1,13 @@
 package setup
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -78,6 +80,9 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	}
 	var hosts []string
 	for i, origin := range o.Origins {
+		if err := checkPort(origin, o.Listen); err != nil {
+			return err
+		}
 		canonical, err := config.Origin(origin)
 		if err != nil {
 			return err
@@ -106,6 +111,23 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	}
 	fmt.Fprintf(out, "\nnext: mcs-attest-verifier serve --config %s\n", filepath.Join(dir, "mcs-attest.yaml"))
 	return nil
+}
+
+// checkPort returns an error if the machines would ask a port that the verifier does not listen on: an origin
+// without a port is port 443.
+func checkPort(origin, listen string) error {
+	u, err := url.Parse(origin)
+	if err != nil || u.Hostname() == "" || u.Port() != "" {
+		return nil // config.Origin reports it
+	}
+	listen = cmp.Or(listen, config.DefaultListen)
+	_, port, err := net.SplitHostPort(listen)
+	if err != nil || port == "443" {
+		return nil
+	}
+	return env.Usage(hint.New(fmt.Errorf("the origin %s has no port: machines would ask port 443, and the verifier listens "+
+		"on %s", origin, listen), "write --origin https://%s, or :443 if a load balancer forwards that port",
+		net.JoinHostPort(u.Hostname(), port)))
 }
 
 // folderWriter writes what is not there yet and tells of each file.

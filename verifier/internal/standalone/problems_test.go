@@ -1,0 +1,50 @@
+package standalone
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+func TestProblems_ReportsAServingCertificateBeforeItExpires(t *testing.T) {
+	now := time.Now()
+	ca, err := pki.NewCA("test", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Serve([]string{"mcs.test"}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &config.Config{Data: t.TempDir()}
+	if err := os.Mkdir(filepath.Join(c.Data, "tls"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key.Expose()} {
+		if err := os.WriteFile(c.Path("tls", name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serving, err := pki.ParseServing([][]byte{pair.Certificate, pair.Key.Expose()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := serving.Leaf.NotAfter
+	for _, tt := range []struct {
+		at   time.Time
+		want string
+	}{
+		{now, ""}, {end.Add(-31 * 24 * time.Hour), ""}, {end.Add(-29 * 24 * time.Hour), "CertificateExpiresSoon: "},
+		{end.Add(time.Minute), "CertificateExpired: "},
+	} {
+		got := strings.Join(problems(c, tt.at), "\n")
+		if tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) {
+			t.Errorf("at %v: %q, want %q", tt.at, got, tt.want)
+		}
+	}
+}
