@@ -1,4 +1,4 @@
-// Package mcsattest_test checks the house: imports go down only (STYLE, "The house").
+// Package mcsattest_test checks the layers of docs/architecture.md: a package imports only packages of lower layers.
 package mcsattest_test
 
 import (
