@@ -199,7 +199,11 @@ func TestImages_DependOnlyOnTheirInputs(t *testing.T) {
 	write(t, agent, "#!/bin/sh\n")
 	first, second := t.TempDir(), t.TempDir()
 	run(t, nil, "./image.sh", agent, first)
-	run(t, []string{"TZ=Asia/Tokyo", "LC_ALL=C"}, "./image.sh", agent, second)
+	// A clone of an account with another umask.
+	private := filepath.Join(t.TempDir(), "dracut")
+	run(t, nil, "cp", "-r", ".", private)
+	run(t, nil, "chmod", "-R", "go=", private)
+	run(t, []string{"TZ=Asia/Tokyo", "LC_ALL=C"}, filepath.Join(private, "image.sh"), agent, second)
 	for _, name := range []string{"mcs-attest-initramfs.cpio.zst", "mcs-attest-dracut.tar.gz"} {
 		if !bytes.Equal([]byte(read(t, filepath.Join(first, name))), []byte(read(t, filepath.Join(second, name)))) {
 			t.Errorf("%s differs between two builds", name)

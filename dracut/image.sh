@@ -64,7 +64,7 @@ find "$initdir" -exec touch --no-dereference --date="$epoch" {} +
 mkdir "$work/mcs-attest"
 cp -r -- "$here/90mcs-attest" "$here/root" "$here/Makefile" "$here/50-mcs-attest.conf" "$work/mcs-attest/"
 command install -m 0755 -- "$agent" "$work/mcs-attest/mcs-attest-agent"
-tar --create --directory="$work" --sort=name --mtime="$epoch" --owner=0 --group=0 --numeric-owner \
+tar --create --directory="$work" --sort=name --mtime="$epoch" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
     --format=gnu mcs-attest | gzip --no-name --best > "$output/mcs-attest-dracut.tar.gz"
 
 ls -l -- "$output/mcs-attest-initramfs.cpio.zst" "$output/mcs-attest-dracut.tar.gz"
