@@ -23,7 +23,7 @@ type alert struct {
 	Labels, Annotations map[string]string
 }
 
-// rules are the groups of the PrometheusRule, as Prometheus reads them from a file.
+// rules are the groups of the PrometheusRule, in the form of a rules file.
 func rules(t *testing.T) (file []byte, alerts []alert) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(monitoring, "prometheusrule.yaml"))
@@ -72,7 +72,7 @@ func TestAlerts_FireOnlyAsExpected(t *testing.T) {
 		}
 	}
 
-	// Each alert is raised in some case, and not raised in another.
+	// Each alert fires in some case, and does not fire in another.
 	var tests struct {
 		Tests []struct {
 			AlertRuleTest []struct {
@@ -132,11 +132,10 @@ func TestAlerts_HaveARunbook(t *testing.T) {
 	}
 }
 
-// fromElsewhere are metrics that are not the verifier's own.
+// fromElsewhere are metrics of other programs.
 var fromElsewhere = []string{"up", "process_resident_memory_bytes", "leader_election_master_status"}
 
-// Metrics, reasons and outcomes that the rules and the dashboard speak of are
-// those that the verifier has.
+// The rules and the dashboard use only metrics, reasons and outcomes that the verifier has.
 func TestRulesAndDashboard_UseExistingMetrics(t *testing.T) {
 	known := map[string]bool{}
 	for _, path := range []string{"internal/metrics/metrics.go", "internal/kube/controllers/csr/metrics.go",
@@ -210,7 +209,7 @@ func TestRulesAndDashboard_UseExistingMetrics(t *testing.T) {
 		}
 	}
 
-	// Grafana's own names stand for numbers; Prometheus checks what is left.
+	// Replace Grafana's variables with numbers; Prometheus checks the rest.
 	var file strings.Builder
 	file.WriteString("groups:\n- name: dashboard\n  rules:\n")
 	for i, expr := range exprs {
@@ -230,7 +229,7 @@ func TestRulesAndDashboard_UseExistingMetrics(t *testing.T) {
 	}
 }
 
-// The metrics' Services, the ServiceMonitors and the jobs in the alerts are the same.
+// The metrics' Services, the ServiceMonitors and the jobs in the alerts agree.
 func TestPrometheus_FindsTheReplicas(t *testing.T) {
 	objects := Objects(t, "openshift")
 	_, alerts := rules(t)
@@ -271,7 +270,7 @@ func TestPrometheus_FindsTheReplicas(t *testing.T) {
 		if err := json.Unmarshal(raw, &m); err != nil {
 			t.Fatal(err)
 		}
-		// Its Service, and not the other one.
+		// Its own Service, not the other one.
 		for _, o := range objects {
 			selected := o.GetKind() == "Service"
 			for k, v := range m.Spec.Selector.MatchLabels {

@@ -36,9 +36,9 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 			objects := Objects(t, overlay)
 			dir := Dir() + "/overlays/" + overlay
 
-			// On a new cluster a server-side dry run can say nothing of what is in
-			// a namespace that is not there yet, nor of kinds that are not: these two
-			// go first, as docs/deploying.md has it.
+			// On a new cluster, a server-side dry run cannot check objects in a
+			// namespace, or of kinds, that do not exist yet: these two are applied
+			// first, as in docs/deploying.md.
 			c.KubectlApply(t, Prerequisites(objects))
 			c.InstallOwn(t)
 			out, err := c.KubectlAs("admin", "", "apply", "-k", dir, "--dry-run=server")
@@ -49,14 +49,14 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				t.Errorf("%d of %d objects\n%s", got, len(objects), out)
 			}
 
-			// The policy is not among the objects: an upgrade applies them again.
+			// The policy is not in the overlay, because an upgrade applies the overlay again.
 			for _, o := range objects {
 				if o.GetKind() == "AttestationPolicy" {
 					t.Errorf("the overlay has the policy %s", o.GetName())
 				}
 			}
 
-			// And for good, twice: nothing is left to change.
+			// Then without a dry run, twice: the second time changes nothing.
 			c.Kubectl(t, "apply", "-k", dir)
 			budget := func() string {
 				return c.Kubectl(t, "-n", Namespace, "get", "poddisruptionbudget", Controller,
@@ -81,7 +81,7 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 
 			admitted(t, c, overlay)
 
-			// Uninstalled as the page says, nothing of ours is left.
+			// After the uninstallation of the page, none of its objects remains.
 			const mco = "openshift-machine-config-operator"
 			if overlay == "openshift" {
 				c.KubectlApply(t, `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"`+mco+
@@ -125,8 +125,8 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 	}
 }
 
-// The ports of the DaemonSet are those of the configuration. That the verifier
-// takes the configuration is tested beside its parser.
+// The ports of the DaemonSet are those of the configuration. The parser's own tests check
+// that the verifier accepts the configuration.
 func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 	for _, overlay := range Overlays {
 		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object,
@@ -146,7 +146,7 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 			ports[p.Name] = fmt.Sprintf("%s:%d", p.HostIP, p.ContainerPort)
 		}
 		for _, p := range deployment(t, overlay).Spec.Template.Spec.Containers[0].Ports {
-			// The defaults of the command "controller".
+			// The defaults of the command controller.
 			if want := map[string]string{"health": "127.0.0.1:22682", "metrics": ":9623"}[p.Name]; want !=
 				fmt.Sprintf("%s:%d", p.HostIP, p.ContainerPort) {
 				t.Errorf("%s: the controller's port %s is %d, and listens on %s", overlay, p.Name, p.ContainerPort, want)
@@ -160,8 +160,8 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 	}
 }
 
-// The probes ask a listener that no other host reaches. The metrics have a port
-// that OpenShift's firewall rules open between nodes.
+// The probes use a listener that no other host reaches. The metrics use a port that
+// OpenShift's firewall rules open between nodes.
 func TestAttack_T61_ProbesUseThePortOnTheLoopback(t *testing.T) {
 	for _, overlay := range Overlays {
 		ports := map[int32]string{}
@@ -189,9 +189,9 @@ func TestAttack_T61_ProbesUseThePortOnTheLoopback(t *testing.T) {
 	}
 }
 
-// admitted makes the pods that the workloads would make, as far as the API server's
-// admission: in its own namespace, and in one where everything beyond "restricted"
-// is told. That must be the host's network and nothing else.
+// admitted creates the pods of the workloads, up to the API server's admission: in their
+// own namespace, and in one that warns about everything beyond "restricted". The only
+// warning must be the host's network.
 func admitted(t *testing.T, c *cluster.Cluster, overlay string) {
 	t.Helper()
 	for account, template := range templates(t, overlay) {

@@ -11,8 +11,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// The component that lets the verifier decide requests is accepted by an API server,
-// gives what the csr controllers need (whose tests run with it), and no other permission.
+// An API server accepts the component with which the verifier decides requests. It grants
+// what the csr controllers need, whose tests run with it, and no unused permission.
 func TestAttack_T49_TheApproverApprovesOnlyForTheKubeletsSigners(t *testing.T) {
 	objects := withComponent(t, "approver")
 	c := cluster.StartShared(t)
@@ -37,7 +37,7 @@ func TestAttack_T49_TheApproverApprovesOnlyForTheKubeletsSigners(t *testing.T) {
 	if n != 10 {
 		t.Errorf("%d objects of the component", n)
 	}
-	w := &world{t: t, c: c}
+	w := &caller{t: t, c: c}
 	var err error
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, Controller)); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestAttack_T49_TheApproverApprovesOnlyForTheKubeletsSigners(t *testing.T) {
 	}
 }
 
-// remove deletes an object when the test has ended.
+// remove deletes an object at the end of the test.
 func remove(t *testing.T, c *cluster.Cluster, o *unstructured.Unstructured) {
 	args := []string{"delete", o.GetKind(), o.GetName()}
 	if o.GetNamespace() != "" {

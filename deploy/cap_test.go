@@ -25,7 +25,7 @@ func capSource(t *testing.T) string {
 	return string(raw)
 }
 
-// The component carries the unit as it is, for both pools of every cluster.
+// The component contains the unit unchanged, for both pools of every cluster.
 func TestMachineConfig_HasTheCapUnchanged(t *testing.T) {
 	want := "# Generated from dracut/root: go test ./deploy -run MachineConfig -update\n"
 	for i, pool := range []string{"master", "worker"} {
@@ -72,7 +72,7 @@ spec:
 	}
 }
 
-// A stock image has no agent: tpm2-tools extend PCR 11 of each bank by the same value.
+// A stock image has no agent: tpm2-tools extend PCR 11 of each bank with the same value.
 func TestAttack_T32_StockImageIsCappedInTheRealRoot(t *testing.T) {
 	dir, err := os.MkdirTemp("", "tpm") // the path of a socket has to be short
 	if err != nil {
@@ -103,7 +103,7 @@ func TestAttack_T32_StockImageIsCappedInTheRealRoot(t *testing.T) {
 		}
 		return strings.ToLower(string(value[1]))
 	}
-	// The unit's own command, on this TPM and without an agent.
+	// The unit's own command, with this TPM and without an agent.
 	step := regexp.MustCompile(`(?ms)^ExecStart=/bin/sh -c '(.*?)'$`).FindStringSubmatch(capSource(t))
 	if step == nil {
 		t.Fatal("the unit has no command of this form")
@@ -129,11 +129,11 @@ func TestAttack_T32_StockImageIsCappedInTheRealRoot(t *testing.T) {
 	if got := read("sha384"); got != hex.EncodeToString(want384[:]) {
 		t.Errorf("sha384: PCR 11 is %s", got)
 	}
-	// What the unit is started by: not again in the same boot.
+	// The unit's condition prevents a second run in the same boot.
 	if _, err := os.Stat(dir + "/run/capped"); err != nil {
 		t.Error(err)
 	}
-	// No tool at all is a failed unit, never a silent one.
+	// Without any tool the unit fails visibly.
 	cmd = exec.Command("/bin/sh", "-c", script)
 	cmd.Env = []string{"PATH=/nonexistent"}
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "error: PCR 11 is not capped") {

@@ -9,10 +9,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// The component that lets the verifier renew certificates is accepted by an API
-// server, gives what the controller mcscertificates asks for (whose tests run with it), and nothing
-// else: it makes no Secrets, and reads none but those two and the operator's pointer
-// configs, which it never writes.
+// An API server accepts the component with which the verifier renews certificates. It grants
+// only what the controller mcscertificates needs, whose tests run with it. It cannot create
+// Secrets. It reads only those two and the operator's pointer configs, which it cannot write.
 func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 	objects := withComponent(t, "certificates")
 	c := cluster.StartShared(t)
@@ -36,7 +35,7 @@ func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 	if n != 6 {
 		t.Errorf("%d objects of the component", n)
 	}
-	w := &world{t: t, c: c}
+	w := &caller{t: t, c: c}
 	var err error
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, Controller)); err != nil {
 		t.Fatal(err)

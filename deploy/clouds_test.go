@@ -22,8 +22,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// defaults are the policies that ship, by platform: the alternatives, best first,
-// and what may endorse a TPM.
+// defaults are the shipped policies by platform: the alternatives in order of preference,
+// and the endorsements of a TPM.
 var defaults = map[string]struct {
 	sets         string
 	endorsements string
@@ -47,7 +47,7 @@ func policyFile(t *testing.T, platform string) string {
 
 func TestDefaultPolicies_HaveTheExpectedContent(t *testing.T) {
 	files, err := filepath.Glob("policies/*")
-	if err != nil || len(files) != len(defaults)+1 { // and audit.yaml, which is for no platform
+	if err != nil || len(files) != len(defaults)+1 { // and audit.yaml, which is for all platforms
 		t.Errorf("in policies: %v (%v)", files, err)
 	}
 	for platform, want := range defaults {
@@ -89,7 +89,7 @@ func TestDefaultPolicies_HaveTheExpectedContent(t *testing.T) {
 		if p.Mode != v1alpha1.ModeEnforce || p.Unattested != v1alpha1.UnattestedDeny || p.Wildcard {
 			t.Errorf("%s: mode %s, unattested %s, every pool %t", platform, p.Mode, p.Unattested, p.Wildcard)
 		}
-		// docs/deploying.md looks first, with one word changed.
+		// docs/deploying.md starts with a changed copy of it.
 		if audit := strings.Replace(policyFile(t, platform), "mode: Enforce", "mode: Audit", 1); strings.Count(audit,
 			"\n  mode: Audit\n") != 1 {
 			t.Errorf("%s: the page's sed does not make it Audit", platform)
@@ -97,8 +97,8 @@ func TestDefaultPolicies_HaveTheExpectedContent(t *testing.T) {
 	}
 }
 
-// withComponent is the OpenShift overlay with a cloud's component, as a cluster's
-// own overlay has it.
+// withComponent returns the OpenShift overlay with a cloud's component, as in a cluster's
+// own overlay.
 func withComponent(t *testing.T, platform string) []*unstructured.Unstructured {
 	t.Helper()
 	bin, err := cluster.Binaries(t.Logf)
@@ -141,7 +141,7 @@ func daemonSetOf(t *testing.T, objects []*unstructured.Unstructured) *apps.Daemo
 	return &ds
 }
 
-// permissions is all that the verifier may do in each cloud.
+// permissions are all permissions of the verifier in each cloud.
 var permissions = map[string]struct {
 	where []string // below providerSpec
 	want  []string
@@ -187,7 +187,7 @@ func TestAttack_T49_CloudCredentialsHaveOnlyTheRequiredPermissions(t *testing.T)
 		if slices.Sort(got); !slices.Equal(got, want.want) {
 			t.Errorf("%s: may %v, needs %v", platform, got, want.want)
 		}
-		// And the page lists the same.
+		// The page lists the same.
 		row := regexp.MustCompile("(?m)^\\| `" + platform + "` \\|([^|]*)\\|").FindStringSubmatch(page)
 		if row == nil {
 			t.Errorf("docs/deploying.md has no row with the permissions of %s", platform)
@@ -287,8 +287,8 @@ func TestCloudCredentials_AreMounted(t *testing.T) {
 	}
 }
 
-// credentialsRequests is the CRD of OpenShift's cloud credential operator, as far
-// as somebody who writes one cares.
+// credentialsRequests is the CRD of OpenShift's cloud credential operator, reduced to the
+// fields that matter to the author of an object.
 const credentialsRequests = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:

@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write overlays/openshift/machineconfig.yaml anew")
+var update = flag.Bool("update", false, "update overlays/openshift/machineconfig.yaml")
 
-// units are enabled, except those that a timer starts.
+// units are the enabled units, except those that a timer starts.
 var units = []struct {
 	name    string
 	enabled bool
@@ -41,7 +41,7 @@ func source(t *testing.T, name string) string {
 	return string(raw)
 }
 
-// machineConfig writes the MachineConfig for what is in base/nftables.
+// machineConfig returns the MachineConfig of base/nftables.
 func machineConfig(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
@@ -94,7 +94,7 @@ func TestMachineConfig_HasTheRulesAndUnitsUnchanged(t *testing.T) {
 		t.Error("machineconfig.yaml is not what base/nftables makes\nhint: go test ./deploy -run MachineConfig -update")
 	}
 
-	// As a node would read it, without the generator's own opinion.
+	// As a node reads it, independently of the generator.
 	var o unstructured.Unstructured
 	if err := yaml.Unmarshal(got, &o.Object); err != nil {
 		t.Fatal(err)
@@ -166,8 +166,8 @@ func TestUnits_AreValidForSystemd(t *testing.T) {
 	}
 }
 
-// What an administrator adds can be wrong. It is loaded after the rules, by a step
-// whose failure is of no account, and never together with them.
+// An administrator's additions can be wrong. They are loaded after the rules, never together
+// with them, by a step that may fail.
 func TestNftablesAdditions_CannotPreventTheRules(t *testing.T) {
 	if regexp.MustCompile(`(?m)^\s*include`).MatchString(source(t, "mcs-attest.nft")) {
 		t.Error("the rules include other files: a mistake in one of those, and nothing is loaded")
@@ -181,12 +181,12 @@ func TestNftablesAdditions_CannotPreventTheRules(t *testing.T) {
 		for when, commands := range steps {
 			const load = "/usr/sbin/nft -f /etc/mcs-attest/mcs-attest.nft"
 			want := "/bin/sh -c '" + load + " || { /usr/sbin/nft -f /etc/mcs-attest/mcs-attest-closed.nft; exit 1; }'"
-			if strings.Contains(name, "check") { // loaded rules that work stay, too
+			if strings.Contains(name, "check") { // also keeps loaded rules that work
 				want = "/bin/sh -c '" + load +
 					` || { /usr/sbin/nft list chain inet mcs_attest input | grep -q "22624.*reject" && ` +
 					`/usr/sbin/nft list chain inet mcs_attest prerouting | grep -q jump || /usr/sbin/nft -f /etc/mcs-attest/mcs-attest-closed.nft; exit 1; }'`
 			}
-			if when == "ExecReload" { // the rules before stay loaded when these cannot be
+			if when == "ExecReload" { // the previous rules stay loaded if these cannot be loaded
 				want = load
 			}
 			if len(commands) != 2 || commands[0] != want || !strings.HasPrefix(commands[1], "-") ||
@@ -197,8 +197,8 @@ func TestNftablesAdditions_CannotPreventTheRules(t *testing.T) {
 	}
 }
 
-// The file, the rules, the configuration and the annotations speak of the same
-// path, ports, address and users.
+// The file, the rules, the configuration and the annotations use the same path, ports,
+// address and users.
 func TestRulesConfigurationAndNamespaceAgree(t *testing.T) {
 	rules := source(t, "mcs-attest.nft")
 	for _, u := range units {

@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// example is the block of docs/deploying.md that begins with a line.
+// example returns the block of docs/deploying.md that begins with a line.
 func example(t *testing.T, page, first string) string {
 	t.Helper()
 	for _, m := range regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(page, -1) {
@@ -40,7 +40,7 @@ func TestOverlay_OfAnAdministratorRenders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Beside a copy, as the page has it.
+	// In a copy, as on the page.
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(".")); err != nil {
 		t.Fatal(err)
@@ -110,8 +110,8 @@ func TestNftablesAdditions_MatchThePage(t *testing.T) {
 	}
 }
 
-// The virtual IP of on-premises clusters follows a container of this name, which
-// must be the Machine Config Server's alone.
+// The virtual IP of on-premises clusters follows a container of this name, so only the
+// Machine Config Server may have it.
 func TestDoorProbe_FindsOnlyTheMachineConfigServer(t *testing.T) {
 	for _, overlay := range Overlays {
 		for _, c := range podSpec(t, overlay).Containers {

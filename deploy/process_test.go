@@ -36,7 +36,7 @@ func start(t *testing.T, log *buffer, program string, args ...string) (stop func
 	}
 	stop = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed, and says so
+		_ = cmd.Wait() // the process was killed
 	})
 	t.Cleanup(stop)
 	return stop

@@ -23,14 +23,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// The names by which the API server knows the accounts.
+// The accounts' names in the API server.
 const (
 	accountPrefix     = "system:serviceaccount:" + Namespace + ":"
 	frontAccount      = accountPrefix + ServiceAccount
 	controllerAccount = accountPrefix + Controller
 )
 
-// hosts is as much of metal3's CRD as there must be to list them.
+// hosts is a minimal CRD of metal3, sufficient to list its objects.
 const hosts = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -46,7 +46,7 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// objects is one of each resource that is granted, as an API server accepts it.
+// objects has a valid object of each granted resource.
 var objects = map[string]string{
 	"nodes":                `{apiVersion: v1, kind: Node}`,
 	"secrets":              `{apiVersion: v1, kind: Secret, stringData: {key: value}}`,
@@ -62,15 +62,15 @@ var objects = map[string]string{
 		machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: machines, name: m}}}`,
 }
 
-// world acts on the API: as an account of the verifier, and as the administrator who prepares.
-type world struct {
+// caller calls the API as an account of the verifier, and as an administrator for the setup.
+type caller struct {
 	t               *testing.T
 	c               *cluster.Cluster
 	verifier, admin dynamic.Interface
 	reviews         kubernetes.Interface
 }
 
-func newWorld(t *testing.T, overlay string) *world {
+func newWorld(t *testing.T, overlay string) *caller {
 	t.Helper()
 	c := cluster.Start(t)
 	c.InstallClusterAPI(t)
@@ -80,9 +80,9 @@ func newWorld(t *testing.T, overlay string) *world {
 	return as(t, c, ServiceAccount)
 }
 
-func as(t *testing.T, c *cluster.Cluster, account string) *world {
+func as(t *testing.T, c *cluster.Cluster, account string) *caller {
 	t.Helper()
-	w := &world{t: t, c: c}
+	w := &caller{t: t, c: c}
 	api := c.ServiceAccount(t, Namespace, account)
 	var err error
 	if w.verifier, err = dynamic.NewForConfig(api); err != nil {
@@ -114,8 +114,8 @@ func in(client dynamic.Interface, g Grant) dynamic.ResourceInterface {
 	return client.Resource(g.gvr()).Namespace(g.Namespace)
 }
 
-// object is a new one, of the grant's name if it has one.
-func (w *world) object(g Grant) *unstructured.Unstructured {
+// object returns a new object, with the grant's name if it has one.
+func (w *caller) object(g Grant) *unstructured.Unstructured {
 	w.t.Helper()
 	var o unstructured.Unstructured
 	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(objects[g.Resource], "NAMESPACE", g.Namespace)),
@@ -127,7 +127,7 @@ func (w *world) object(g Grant) *unstructured.Unstructured {
 	case name != "":
 	case g.Resource == "attestationverifiers":
 		name = "cluster"
-	case g.Resource == "machineattestations": // no other may be deleted by the processes that serve
+	case g.Resource == "machineattestations": // the processes that serve may delete no other
 		name = v1alpha1.PendingPrefix + strings.ToLower(rand.Text()[:8])
 	case g.Resource == "identityclaims":
 		raw := make([]byte, 32)
@@ -140,8 +140,8 @@ func (w *world) object(g Grant) *unstructured.Unstructured {
 	return &o
 }
 
-// there is an object of the grant, made by the administrator unless it is there.
-func (w *world) there(ctx context.Context, g Grant) *unstructured.Unstructured {
+// ensure creates the object of the grant as administrator, unless it exists.
+func (w *caller) ensure(ctx context.Context, g Grant) *unstructured.Unstructured {
 	w.t.Helper()
 	o := w.object(g)
 	made, err := in(w.admin, g).Create(ctx, o, meta.CreateOptions{})
@@ -154,8 +154,8 @@ func (w *world) there(ctx context.Context, g Grant) *unstructured.Unstructured {
 	return made
 }
 
-// try does as the verifier what a grant is for.
-func (w *world) try(g Grant) error {
+// try makes the call that a grant permits, as the verifier.
+func (w *caller) try(g Grant) error {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -177,22 +177,22 @@ func (w *world) try(g Grant) error {
 	case "get":
 		name := g.Name
 		if objects[g.Resource] != "" {
-			name = w.there(ctx, g).GetName()
+			name = w.ensure(ctx, g).GetName()
 		} else if name == "" {
-			name = "nobody"
+			name = "unknown"
 		}
 		_, err := mine.Get(ctx, name, meta.GetOptions{})
 		if objects[g.Resource] == "" && kerrors.IsNotFound(err) {
-			return nil // who may not read is not told that either
+			return nil // an account that may not read does not learn that either
 		}
 		return err
 	case "create":
 		o := w.object(g)
-		review := strings.HasSuffix(g.Resource, "reviews") // not stored, and without a name
+		review := strings.HasSuffix(g.Resource, "reviews") // not stored, so without a name
 		if review {
 			o.SetName("")
 		}
-		if o.GetName() == v1alpha1.VerifierName { // there is one, from another grant
+		if o.GetName() == v1alpha1.VerifierName { // it exists, because of another grant
 			err := in(w.admin, g).Delete(ctx, o.GetName(), meta.DeleteOptions{})
 			if err != nil && !kerrors.IsNotFound(err) {
 				w.t.Fatal(err)
@@ -204,7 +204,7 @@ func (w *world) try(g Grant) error {
 		}
 		return err
 	case "update":
-		o := w.there(ctx, g)
+		o := w.ensure(ctx, g)
 		if g.Subresource == "" {
 			o.SetAnnotations(map[string]string{"rbac-test": rand.Text()})
 			_, err := mine.Update(ctx, o, meta.UpdateOptions{})
@@ -213,7 +213,7 @@ func (w *world) try(g Grant) error {
 		_, err := mine.UpdateStatus(ctx, o, meta.UpdateOptions{})
 		return err
 	case "patch":
-		o := w.there(ctx, g)
+		o := w.ensure(ctx, g)
 		change, sub := `{"metadata":{"annotations":{"rbac-test":"`+rand.Text()+`"}}}`, []string{}
 		if g.Subresource != "" {
 			change, sub = `{"status":{}}`, []string{g.Subresource}
@@ -221,9 +221,9 @@ func (w *world) try(g Grant) error {
 		_, err := mine.Patch(ctx, o.GetName(), types.MergePatchType, []byte(change), meta.PatchOptions{}, sub...)
 		return err
 	case "delete":
-		o := w.there(ctx, g)
+		o := w.ensure(ctx, g)
 		return mine.Delete(ctx, o.GetName(), meta.DeleteOptions{})
-	case "use": // no call of the API: admission asks this
+	case "use": // not an API call: admission checks it
 		if !w.may(g.Verb, g.Group, g.Resource, g.Subresource, g.Namespace, g.Name) {
 			return kerrors.NewForbidden(g.gvr().GroupResource(), g.Name, nil)
 		}
@@ -233,8 +233,8 @@ func (w *world) try(g Grant) error {
 	return nil
 }
 
-// may asks the API server, as the verifier.
-func (w *world) may(verb, group, resource, sub, namespace, name string) bool {
+// may asks the API server about a permission, as the verifier.
+func (w *caller) may(verb, group, resource, sub, namespace, name string) bool {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -250,7 +250,7 @@ func (w *world) may(verb, group, resource, sub, namespace, name string) bool {
 	return review.Status.Allowed
 }
 
-// until repeats what the API server's caches may delay.
+// until repeats a check that the API server's caches may delay.
 func until(f func() bool) bool {
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if f() {
@@ -262,11 +262,11 @@ func until(f func() bool) bool {
 	}
 }
 
-// Each verb of each rule is there for something: with the roles as they are the
-// call succeeds, and with that verb taken away it is forbidden.
+// Each verb of each rule is necessary: with the roles as they are, the call succeeds, and
+// without that verb it is forbidden.
 func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
 	t.Parallel()
-	tried := map[string]bool{} // what the base gives is tried once
+	tried := map[string]bool{} // the base's grants are tried once
 	for _, overlay := range Overlays {
 		t.Run(overlay, func(t *testing.T) {
 			c := newWorld(t, overlay).c
@@ -277,9 +277,9 @@ func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
 	}
 }
 
-func sufficientAndNecessary(t *testing.T, w *world, overlay, account string, tried map[string]bool) {
-	// Two roles may give the same in one namespace, if one object's place is the other's:
-	// then it is taken from both.
+func sufficientAndNecessary(t *testing.T, w *caller, overlay, account string, tried map[string]bool) {
+	// Two roles may grant the same in one namespace, if the places of two objects are equal.
+	// Then the verb is removed from both.
 	grants, order := map[string][]Grant{}, []string{}
 	for _, g := range Grants(t, overlay, account) {
 		if grants[g.String()] == nil {
@@ -320,8 +320,8 @@ func sufficientAndNecessary(t *testing.T, w *world, overlay, account string, tri
 	}
 }
 
-// No component is needed to keep the account of the processes that serve from enrolling a machine, and from
-// deleting what an administrator made.
+// Even without any component, the account of the processes that serve cannot enroll a machine or delete an
+// administrator's objects.
 func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.T) {
 	t.Parallel()
 	for _, overlay := range Overlays {
@@ -351,7 +351,7 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 				quarantines = "machineRef: {name: m}, quarantined: true"
 			)
 			for _, spec := range []string{enrolls, quarantines} {
-				if !until(func() bool { // the API server takes a policy up after a moment
+				if !until(func() bool { // the API server applies a policy after a moment
 					_, err := front.Create(ctx, object("m", spec), meta.CreateOptions{})
 					remove("m")
 					return refused(err)
@@ -388,7 +388,7 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 	}
 }
 
-// What would be worth stealing an account of the verifier for.
+// What an attacker would want from a stolen account of the verifier.
 func TestAttack_T49_TheAccountsHaveOnlyTheRequiredPermissions(t *testing.T) {
 	t.Parallel()
 	c := newWorld(t, "openshift").c
@@ -398,7 +398,7 @@ func TestAttack_T49_TheAccountsHaveOnlyTheRequiredPermissions(t *testing.T) {
 	t.Run("with the token of a process that serves", func(t *testing.T) { frontIsNotTheCluster(t, c) })
 }
 
-// asGoodAs returns a verb with those that do the same, or the same and more.
+// asGoodAs returns the verbs that have the same or a larger effect.
 func asGoodAs(verb string) []string {
 	switch verb {
 	case "update", "patch":
@@ -409,8 +409,8 @@ func asGoodAs(verb string) []string {
 	return []string{verb}
 }
 
-// frontIsNotTheCluster tries with the token of the processes that serve what the controller
-// may, with every component.
+// frontIsNotTheCluster tries the controller's permissions of every component with the token
+// of the processes that serve.
 func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 	const machines, mco = "openshift-machine-api", "openshift-machine-config-operator"
 	for _, component := range []string{"approver", "certificates", "user-data", "render", "credential"} {
@@ -445,7 +445,7 @@ func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 		{"update", "mcs-attest.dev", "attestationpolicies", "status", "", ""},
 		{"update", "mcs-attest.dev", "attestationverifiers", "status", "", "cluster"},
 	} {
-		may := func(w *world) bool { return w.may(a.verb, a.group, a.resource, a.sub, a.namespace, a.name) }
+		may := func(w *caller) bool { return w.may(a.verb, a.group, a.resource, a.sub, a.namespace, a.name) }
 		if !until(func() bool { return may(controller) }) {
 			t.Errorf("the controller may not %s %s/%s %s in %q: the question is not honest", a.verb, a.resource, a.sub,
 				a.name, a.namespace)
@@ -457,7 +457,7 @@ func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 		}
 	}
 
-	// Who has this token does not become a node, and reads no Secret of others.
+	// With this token an attacker does not become a node, and reads no other Secret.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	request := &unstructured.Unstructured{Object: map[string]any{
@@ -499,7 +499,7 @@ func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-func nothingElse(t *testing.T, w *world, account string) {
+func nothingElse(t *testing.T, w *caller, account string) {
 	const machines, mco, config = "openshift-machine-api", "openshift-machine-config-operator", "openshift-config"
 	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") ||
 		!w.may("patch", "mcs-attest.dev", "machineattestations", "status", machines, "") {
@@ -583,7 +583,7 @@ func nothingElse(t *testing.T, w *world, account string) {
 		}
 	}
 
-	// The same questions by the command of that name, some of them.
+	// Some of the same checks with 'kubectl auth can-i'.
 	for _, q := range []struct {
 		want string
 		args []string
@@ -601,14 +601,14 @@ func nothingElse(t *testing.T, w *world, account string) {
 		}
 	}
 
-	// And really: what it reads without a name is nothing.
+	// An actual read without a name returns nothing.
 	if out, err := w.c.KubectlAs(account, "", "get", "secrets", "-n", config); err == nil {
 		t.Errorf("it lists secrets:\n%s", out)
 	}
 }
 
-// Every Secret that a rule names is one that the configuration speaks of, or the
-// verifier's own keys; and the other way round.
+// Every Secret that a rule names is in the configuration or one of the verifier's own keys,
+// and the reverse.
 func TestSecretsAreThoseOfTheConfiguration(t *testing.T) {
 	for _, overlay := range Overlays {
 		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object,

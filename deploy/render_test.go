@@ -10,10 +10,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// The component that lets the verifier render configs is accepted by an API server,
-// gives what package renderedconfig asks for (whose tests run with it), and nothing else:
-// above all it never writes what the machine-config-operator renders (B10), and never
-// reads the credential that all nodes share.
+// An API server accepts the component with which the verifier renders configs. It grants only
+// what package renderedconfig needs, whose tests run with it. In particular it cannot write
+// what the machine-config-operator renders (B10), and cannot read the credential that all
+// nodes share.
 func TestAttack_T49_RenderingOnlyReadsMachineConfigs(t *testing.T) {
 	objects := withComponent(t, "render")
 	for _, o := range objects {
@@ -52,7 +52,7 @@ func TestAttack_T49_RenderingOnlyReadsMachineConfigs(t *testing.T) {
 	if n != 4 {
 		t.Errorf("%d objects of the component", n)
 	}
-	w := &world{t: t, c: c}
+	w := &caller{t: t, c: c}
 	var err error
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, ServiceAccount)); err != nil {
 		t.Fatal(err)

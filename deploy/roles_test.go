@@ -51,8 +51,8 @@ func nodeWith(name string, roles ...string) *core.Node {
 	return &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}}
 }
 
-// runVerifier runs both processes of the verifier on the installed configuration, as the
-// accounts that the overlay makes. It returns what reads the metrics of the controller.
+// runVerifier runs both processes of the verifier with the installed configuration, as the
+// accounts of the overlay. It returns a function that reads the controller's metrics.
 func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	t.Helper()
 	certificate, key := servingPair(t)
@@ -127,9 +127,9 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	}
 }
 
-// What OpenShift's API server lets a kubelet do: choose the roles of its own Node. A
-// worker's owner who chooses a control-plane role would get the pods of the control
-// plane, the verifier's among them, and their accounts.
+// OpenShift's API server lets a kubelet choose the roles of its own Node. With a
+// control-plane role, the owner of a worker would get the control plane's pods, including the
+// verifier's, and their accounts.
 func TestAttack_T66_ANodeDoesNotGiveItselfAControlPlaneRole(t *testing.T) {
 	t.Parallel()
 	c := cluster.Start(t)
@@ -151,7 +151,7 @@ spec: {}
 	denied := func(err error) bool {
 		return kerrors.IsInvalid(err) || kerrors.IsForbidden(err) && strings.Contains(err.Error(), "mcs-attest-node-role")
 	}
-	// refused tries until the API server has the policy, and fails if the node gets in.
+	// refused tries until the API server applies the policy, and fails if the node is admitted.
 	refused := func(name string, roles ...string) {
 		t.Helper()
 		if err := create(ctx, asNode(t, c, name), nodeWith(name, roles...)); !denied(err) {
@@ -166,7 +166,7 @@ spec: {}
 		t.Fatal("without the verifier's list a node gets the role of the control plane")
 	}
 
-	// Everything else goes on without the list.
+	// Everything else works without the list.
 	for _, user := range []kubernetes.Interface{asNode(t, c, "early"), admin} {
 		if err := create(ctx, user, nodeWith("early", "node-role.kubernetes.io/worker")); err != nil {
 			t.Errorf("a worker, without the verifier: %v", err)
@@ -198,8 +198,8 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 		uid[name] = c.Kubectl(t, "-n", machines, "get", "machines.machine.openshift.io", name,
 			"-o", "jsonpath={.metadata.uid}")
 	}
-	// What the verifier records when these machines attest. The Machine master-1 got a
-	// record of another pool.
+	// The records of the attestations of these machines. The Machine master-1 has a record of
+	// another pool.
 	for name, pool := range map[string]string{"master-0": "master", "master-1": "worker", "worker-0": "worker"} {
 		if !until(func() bool {
 			return c.Kubectl(t, "-n", machines, "get", "machineattestations", uid[name], "--ignore-not-found", "-o",
@@ -211,7 +211,7 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 			"-p", fmt.Sprintf(`{"status":{"pool":%q,"phase":"Fetched","machineUID":%q}}`, pool, uid[name]))
 	}
 
-	// A genuine node of the control plane gets in.
+	// A genuine control-plane node is admitted.
 	var last error
 	if !until(func() bool {
 		last = create(ctx, asNode(t, c, "node-master-0"), nodeWith("node-master-0", masterRole, controlRole))
@@ -225,7 +225,7 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 		t.Errorf("it may not change its Node any more: %v", err)
 	}
 
-	// Nobody else does, by creation or by a change.
+	// No other node is admitted, neither by creation nor by a change.
 	refused("node-worker-0", masterRole)
 	refused("node-worker-0", controlRole)
 	refused("node-worker-0", controlRole, masterRole, "node-role.kubernetes.io/worker")
@@ -236,8 +236,8 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 	}) {
 		t.Error("a Machine whose record is of another pool is in the list")
 	}
-	refused("node-master-1", masterRole)  // its record names another pool
-	refused("node-of-nobody", masterRole) // it has neither Machine nor record
+	refused("node-master-1", masterRole) // its record names another pool
+	refused("node-unknown", masterRole)  // it has neither Machine nor record
 	worker := asNode(t, c, "node-worker-0")
 	if err := create(ctx, worker, nodeWith("node-worker-0", "node-role.kubernetes.io/worker")); err != nil {
 		t.Fatalf("a worker as a worker: %v", err)
@@ -258,7 +258,7 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 		}
 	}
 
-	// Where the role came in another way, it is reported; until it is taken back.
+	// A role that was assigned in another way is reported until it is removed.
 	c.Kubectl(t, "patch", "node", "node-worker-0", "--type=merge", "-p", `{"spec":{"providerID":"test:///worker-0"}}`)
 	if _, err := admin.CoreV1().Nodes().Patch(ctx, "node-worker-0", types.MergePatchType, label,
 		meta.PatchOptions{}); err != nil {
@@ -296,7 +296,7 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 	}
 	c.Kubectl(t, "label", "node", "node-worker-0", masterRole+"-")
 	if !until(func() bool { return condition() == "False" }) {
-		t.Errorf("RoleMismatch is %q after the role is gone", condition())
+		t.Errorf("RoleMismatch is %q after the role was removed", condition())
 	}
 }
 
@@ -305,8 +305,8 @@ func create(ctx context.Context, client kubernetes.Interface, node *core.Node) e
 	return err
 }
 
-// Whoever may write a pointer config decides whom new machines trust. An installation
-// that does not write them may not, and says so where it should.
+// An account that may write a pointer config decides which CAs new machines trust. An
+// installation that does not need it does not have the permission, and reports that.
 func TestAttack_T66_PointerConfigsAreWrittenOnlyWithTheComponent(t *testing.T) {
 	t.Parallel()
 	c := cluster.Start(t)
@@ -340,7 +340,7 @@ func TestAttack_T66_PointerConfigsAreWrittenOnlyWithTheComponent(t *testing.T) {
 		t.Error("the verifier wrote a pointer config without the component")
 	}
 	c.Kubectl(t, "apply", "-f", "components/user-data/rbac.yaml")
-	// It tries again when something changes, and once a minute.
+	// It tries again after a change, and once a minute.
 	c.Kubectl(t, "-n", machines, "annotate", "secret", "worker-user-data", "a=b")
 	for end := time.Now().Add(2 * time.Minute); (!written() || strings.Contains(degraded(), hint)) &&
 		time.Now().Before(end); {

@@ -44,7 +44,7 @@ func templates(t *testing.T, overlay string) map[string]*core.PodTemplateSpec {
 	}
 }
 
-// hostnetworkV2 is what OpenShift's constraint of that name allows.
+// hostnetworkV2 has the permissions of OpenShift's constraint of that name.
 var hostnetworkV2 = security.SecurityContextConstraints{
 	AllowHostNetwork:         true,
 	AllowHostPorts:           true,
@@ -60,9 +60,8 @@ var hostnetworkV2 = security.SecurityContextConstraints{
 	},
 }
 
-// beyond lists what a pod asks for that the constraint does not give. What the
-// constraint fills in when a pod says nothing (the user, the SELinux label) must
-// be left out.
+// beyond lists what a pod requests in excess of the constraint. What the constraint fills in
+// if a pod omits it (the user, the SELinux label) must be omitted.
 func beyond(scc *security.SecurityContextConstraints, p *core.PodSpec) (asks []string) {
 	add := func(format string, a ...any) { asks = append(asks, fmt.Sprintf(format, a...)) }
 	if p.HostNetwork && !scc.AllowHostNetwork {
@@ -188,7 +187,7 @@ func TestPods_FitHostnetworkV2(t *testing.T) {
 	}
 }
 
-// What no constraint asks for, and we do.
+// Stricter than any constraint requires.
 func TestPods_HaveTheExpectedSettings(t *testing.T) {
 	for _, overlay := range Overlays {
 		ds, d := daemonSet(t, overlay), deployment(t, overlay)

@@ -24,9 +24,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// byAttestation are grants that only a machine makes use of, by attesting, or that
-// are not for an ordinary day: a namespace that was deleted. The tests of records
-// and claims, and those of the replicas, run as these accounts.
+// byAttestation are grants that are used only when a machine attests, or only in unusual
+// situations, such as a deleted namespace. The tests of records and claims, and those of the
+// replicas, run as these accounts.
 var byAttestation = []string{
 	"get machines.machine.openshift.io", "get machines.cluster.x-k8s.io",
 	"create machineattestations.mcs-attest.dev in mcs-attest", "delete machineattestations.mcs-attest.dev in mcs-attest",
@@ -39,7 +39,7 @@ var byAttestation = []string{
 var byServing = []string{
 	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "patch identityclaims.mcs-attest.dev",
 	"delete identityclaims.mcs-attest.dev",
-	// For replicas of the version before, during an upgrade.
+	// For replicas of the previous version, during an upgrade.
 	"update identityclaims.mcs-attest.dev", "update machineattestations/status.mcs-attest.dev",
 	"get machineattestations.mcs-attest.dev", "create machineattestations.mcs-attest.dev",
 	"patch machineattestations/status.mcs-attest.dev",
@@ -52,8 +52,8 @@ var byServing = []string{
 // byControlling are those of the controller.
 var byControlling = []string{"delete identityclaims.mcs-attest.dev"}
 
-// Both processes of the verifier, as the accounts that the overlay makes, on an ordinary
-// day: they are forbidden nothing, and use what they were given.
+// Both processes of the verifier run normally as the accounts of the overlay. No call is
+// forbidden, and they use all their permissions.
 func TestVerbs_AreExactlyThoseUsed(t *testing.T) {
 	t.Parallel()
 	c := cluster.Start(t, cluster.Audit())
@@ -84,7 +84,7 @@ func TestVerbs_AreExactlyThoseUsed(t *testing.T) {
 			map[string]string{"userData": strings.Replace(pointer, "worker", "master", 1)})+
 		secret("openshift-config", "machineconfig-auth", map[string]string{"token": rand.Text() + rand.Text()}))
 
-	// The provisioning token goes into the pointer configs of pools that take it.
+	// The provisioning token goes into the pointer configs of pools that accept it.
 	c.KubectlApply(t, `
 apiVersion: mcs-attest.dev/v1alpha1
 kind: AttestationPolicy
@@ -174,8 +174,8 @@ spec:
 	}
 	client.CloseIdleConnections()
 
-	// Something for it to do: a Machine that comes and goes, an enrolment that is
-	// not well, a policy that cannot be used.
+	// Work for the verifier: a Machine that is created and deleted, an invalid enrollment, an
+	// invalid policy.
 	machine := `
 apiVersion: machine.openshift.io/v1beta1
 kind: Machine
@@ -214,10 +214,10 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 	}
 	c.Kubectl(t, "-n", "openshift-machine-api", "delete", "machines.machine.openshift.io", "worker-0")
 	if !until(func() bool { return !strings.Contains(records(), "machineattestation") }) {
-		t.Errorf("the record of a Machine that is gone is still there")
+		t.Errorf("the record of a deleted Machine still exists")
 	}
 
-	// What each account is expected to use, by the account.
+	// The expected use by account.
 	expected, used := map[string][]Grant{}, map[string]bool{}
 	for account, others := range map[string][]string{ServiceAccount: byServing, Controller: byControlling} {
 		for _, g := range Grants(t, "openshift", account) {
@@ -242,14 +242,14 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 		}
 		return left
 	}
-	// The controller that leads looks at everything once a minute.
+	// The leading controller reconciles everything once a minute.
 	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		for _, r := range c.Requests(t) {
 			grants, ours := expected[r.User]
 			if !ours {
 				continue
 			}
-			// One try tells the verifier that it may not count there.
+			// The first attempt shows the verifier that it may not count there.
 			if counted := r.Verb == "patch" && r.Resource == "events"; r.Code == http.StatusForbidden && !counted {
 				t.Errorf("forbidden: %+v", r)
 			}
@@ -280,7 +280,7 @@ func free(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// machineConfigServer answers every request with 200, as one for /healthz is.
+// machineConfigServer answers every request with 200, like /healthz.
 func machineConfigServer(t *testing.T, certificate, key string) string {
 	t.Helper()
 	pair, err := tls.X509KeyPair([]byte(certificate), []byte(key))

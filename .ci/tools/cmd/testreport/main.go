@@ -1,14 +1,13 @@
-// Testreport reads the output of "go test -json", prints what happens while it
-// happens, and judges the whole at the end. It reads several runs at a time when it
-// is given files, which may be named pipes, and else its standard input.
+// Command testreport reads the output of "go test -json", prints the progress, and reports
+// the result at the end. With files, which may be named pipes, it reads several runs at the
+// same time; without, it reads standard input.
 //
 //	go test -json ./... | testreport -status docs/status.md -log artifacts/test.json
 //	testreport -log artifacts/test.json <(go test -json ./a) <(go test -json ./b)
 //
-// It fails when a package or a test failed, when a test was skipped (a skipped
-// test is not a passed one), and when docs/status.md names a test that does not
-// exist or did not run. It lists the slowest tests and packages. The last line is
-// "N passed, N failed".
+// It fails if a package or a test failed, if a test was skipped, or if docs/status.md names a
+// test that does not exist or did not run. It lists the slowest tests and packages. The last
+// line is "N passed, N failed".
 package main
 
 import (
@@ -116,7 +115,7 @@ func (r *report) line(line []byte, raw io.Writer, scenarios string) error {
 	}
 	var e event
 	if err := json.Unmarshal(line, &e); err != nil {
-		fmt.Printf("%s\n", line) // a build error comes as plain text
+		fmt.Printf("%s\n", line) // a build error is plain text
 		return nil
 	}
 	r.event(e, scenarios)
@@ -129,7 +128,7 @@ func (r *report) event(e event, scenarios string) {
 	switch e.Action {
 	case "output", "build-output":
 		r.output[k] = append(r.output[k], e.Output)
-		// The rig says what it is building and where a scenario stands.
+		// The rig reports what it builds and the progress of a scenario.
 		if _, said, ok := strings.Cut(e.Output, "rig: "); live && ok {
 			fmt.Print("    ", strings.TrimSpace(said), "\n")
 		}
@@ -190,8 +189,8 @@ func (r *report) summary(scenarios string) bool {
 	return len(r.failed) == 0 && len(r.skipped) == 0 && len(r.passed) > 0
 }
 
-// slowest lists the n tests and the n packages that took longest. A subtest is part
-// of its test. What runs side by side counts for each.
+// slowest lists the n slowest tests and packages. A subtest counts as part of its test. Time
+// that parallel tests share counts for each.
 func (r *report) slowest(n int) {
 	var tests, packages []key
 	for k := range r.seconds {
@@ -217,7 +216,7 @@ func (r *report) slowest(n int) {
 	fmt.Println()
 }
 
-// testName finds tests in the status table: `TestX` or `TestX/a case`.
+// testName matches tests in the status table: `TestX` or `TestX/a case`.
 var testName = regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+(?:/[^`]+)?)`")
 
 func (r *report) checkStatus(path string) bool {

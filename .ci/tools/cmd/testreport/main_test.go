@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Several runs at a time are one report, and the log has each line whole.
+// Several parallel runs yield one report, and the log has complete lines.
 func TestReadFollowsSeveralRuns(t *testing.T) {
 	r := &report{seconds: map[key]float64{}, output: map[key][]string{}, ran: map[string]bool{}}
 	var raw bytes.Buffer
@@ -35,7 +35,7 @@ func TestReadFollowsSeveralRuns(t *testing.T) {
 	}
 }
 
-// The slowest come first; a subtest is part of its test.
+// The slowest come first, and a subtest counts as part of its test.
 func TestSlowest(t *testing.T) {
 	r := &report{seconds: map[key]float64{
 		{"p", ""}: 9, {"q", ""}: 3, {"p", "TestA"}: 1, {"p", "TestB"}: 5, {"p", "TestB/sub"}: 7, {"q", "TestC"}: 2,
