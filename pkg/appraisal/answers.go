@@ -48,7 +48,7 @@ func (a *Answers) denial(k evidence.Kind) error {
 func (a *Answers) Recording(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
 	for k, v := range in.Clouds {
-		clouds[k] = listener{v, func(ctx context.Context, c evidence.Claim,
+		clouds[k] = interceptor{v, func(ctx context.Context, c evidence.Claim,
 			m evidence.Candidate) (evidence.Statement, error) {
 			s, err := c.Confirm(ctx, m)
 			if err != nil {
@@ -82,7 +82,7 @@ func (a *Answers) Recording(in Context) Context {
 func (a *Answers) Replaying(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
 	for k, v := range in.Clouds {
-		clouds[k] = listener{v, func(context.Context, evidence.Claim, evidence.Candidate) (evidence.Statement, error) {
+		clouds[k] = interceptor{v, func(context.Context, evidence.Claim, evidence.Candidate) (evidence.Statement, error) {
 			s, ok := a.Statements[k.String()]
 			if !ok {
 				return s, a.denial(k)
@@ -103,29 +103,29 @@ func (a *Answers) Replaying(in Context) Context {
 	return in
 }
 
-// listener is a verifier whose claims are confirmed by a func.
-type listener struct {
+// interceptor is a verifier whose claims are confirmed by a func.
+type interceptor struct {
 	evidence.Verifier
 	confirm func(context.Context, evidence.Claim, evidence.Candidate) (evidence.Statement, error)
 }
 
 // Verify implements evidence.Verifier.
-func (l listener) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
+func (l interceptor) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
 	now time.Time) (evidence.Claim, error) {
 	c, err := l.Verifier.Verify(ctx, d, b, now)
 	if err != nil {
 		return nil, err
 	}
-	return listenedClaim{c, l.confirm}, nil
+	return interceptedClaim{c, l.confirm}, nil
 }
 
-type listenedClaim struct {
+type interceptedClaim struct {
 	evidence.Claim
 	confirm func(context.Context, evidence.Claim, evidence.Candidate) (evidence.Statement, error)
 }
 
 // Confirm implements evidence.Claim.
-func (l listenedClaim) Confirm(ctx context.Context, c evidence.Candidate) (evidence.Statement, error) {
+func (l interceptedClaim) Confirm(ctx context.Context, c evidence.Candidate) (evidence.Statement, error) {
 	return l.confirm(ctx, l.Claim, c)
 }
 

@@ -440,7 +440,7 @@ func TestAnswers_ReplayAnAppraisal(t *testing.T) {
 }
 
 // An AK certificate that names no instance only shows that the TPM is genuine. It does not
-// make a document trustworthy that could be a copy (see whose).
+// make a document trustworthy that could be a copy (see tied).
 func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
 	named, unnamed := &tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: instanceA},
 		&tpm2.Endorsement{Kind: tpm2.AKCertificate}
@@ -464,7 +464,7 @@ func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
 		{"a manufacturer's at first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalFirstUse, true},
 		{"an enrollment suffices by itself", v1alpha1.EndorsementEnrolled, unnamed, true, v1alpha1.ApprovalFirstUse, false},
 	} {
-		if got := appraisal.Whose(c.endorsement, c.endorsed, c.bound, c.approval); got != c.want {
+		if got := appraisal.Tied(c.endorsement, c.endorsed, c.bound, c.approval); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

@@ -79,7 +79,7 @@ func (a *appraisal) match() error {
 		if err := a.agrees(a.endorsed.InstanceID); err != nil {
 			return err
 		}
-		rules.EKEnrolled = !a.whose()
+		rules.EKEnrolled = !a.tied()
 	}
 	uid, err := a.Recorded(a.recorded())
 	if err != nil {
@@ -101,10 +101,10 @@ func (a *appraisal) match() error {
 	return nil
 }
 
-// whose reports whether something besides an enrollment tells to which machine the
+// tied reports whether something besides an enrollment tells to which machine the
 // TPM belongs: the provider, an AK certificate that names an instance, or a
 // statement that is bound to this exchange.
-func (a *appraisal) whose() bool {
+func (a *appraisal) tied() bool {
 	switch a.endorsement {
 	case v1alpha1.EndorsementProvider:
 		return true

@@ -6,9 +6,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 )
 
-// Whose calls whose, for a table of cases.
-func Whose(e v1alpha1.Endorsement, endorsed *tpm2.Endorsement, bound bool, approval v1alpha1.Approval) bool {
+// Tied calls tied, for a table of cases.
+func Tied(e v1alpha1.Endorsement, endorsed *tpm2.Endorsement, bound bool, approval v1alpha1.Approval) bool {
 	a := &appraisal{endorsement: e, endorsed: endorsed, statements: []evidence.Statement{{Bound: bound}}}
 	a.Policy.Approval = approval
-	return a.whose()
+	return a.tied()
 }

@@ -40,7 +40,7 @@ const clockSkew = 10 * time.Second
 //     MaxMachineAge after it, both exclusive (MachineTooOld)
 //   - newest*: the machine made no later request with another key, since a kubelet that
 //     does has discarded the earlier key (CSRLimit)
-//   - key*: the record accepts the certificate: no other key and no other name was
+//   - key*: the record accepts the certificate: neither another key nor another name was
 //     approved or attested (CSRKeyChanged, MachineJoined). A key on the record counts as
 //     approved, unless no request with it was approved. If there is also no Node, it is
 //     replaced. Because a client that may write records can clear that key, no request
@@ -131,11 +131,11 @@ func (x *run) enrollments() error {
 	if x.Machine != nil {
 		machines = append(slices.Clone(machines), *x.Machine)
 	}
-	return x.stoppedBy(machines, x.record)
+	return x.quarantinedBy(machines, x.record)
 }
 
-// stoppedBy denies the request if an enrollment quarantines one of the machines.
-func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestation) error {
+// quarantinedBy denies the request if an enrollment quarantines one of the machines.
+func (x *run) quarantinedBy(machines []Machine, records ...*v1alpha1.MachineAttestation) error {
 	const name = "enrollments"
 	var namespaces []string
 	for i := range machines {
@@ -151,7 +151,7 @@ func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestat
 		return x.check(name, unread(err, "read the MachineAttestations"), "")
 	}
 	for i := range all {
-		if stops(&all[i], machines, records) {
+		if quarantines(&all[i], machines, records) {
 			return x.check(name, reason.Deny(reason.Quarantined, "by MachineAttestation %s/%s", all[i].Namespace, all[i].Name),
 				"")
 		}
@@ -159,10 +159,10 @@ func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestat
 	return x.check(name, nil, "no enrollment quarantines the machine")
 }
 
-// stops reports whether an enrollment quarantines one of the machines: it refers to one
+// quarantines reports whether an enrollment quarantines one of the machines: it refers to one
 // of the objects, is one of them, or has the machine's EK or instance. The API of a
 // machineRef is ignored, because one machine may have an object in both APIs.
-func stops(e *v1alpha1.MachineAttestation, machines []Machine, records []*v1alpha1.MachineAttestation) bool {
+func quarantines(e *v1alpha1.MachineAttestation, machines []Machine, records []*v1alpha1.MachineAttestation) bool {
 	if !e.Spec.Quarantined {
 		return false
 	}

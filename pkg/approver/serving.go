@@ -41,13 +41,13 @@ func (x *run) serving() error {
 		return x.check("machine", unread(err, "read the Machines of Node %.253q", x.Node), "")
 	}
 	found = slices.DeleteFunc(slices.Clone(found), func(m Machine) bool { return !m.is(x.Node) })
-	if err := x.stopped(found); err != nil {
+	if err := x.recordsQuarantined(found); err != nil {
 		return err
 	}
 	if err := x.addresses(found); err != nil || !x.c.Attestation {
 		return err
 	}
-	return x.stoppedBy(found, x.records...)
+	return x.quarantinedBy(found, x.records...)
 }
 
 func (x *run) identity() error {
@@ -82,9 +82,9 @@ func (x *run) servingContent() error {
 	return x.check("content", err, "for %s", strings.Join(sans(csr.DNSNames, csr.IPAddresses), ", "))
 }
 
-// stopped checks the records of the node's machine for a quarantine. A machine that
+// recordsQuarantined checks the records of the node's machine for a quarantine. A machine that
 // joined before the installation of the verifier has no record.
-func (x *run) stopped(found []Machine) error {
+func (x *run) recordsQuarantined(found []Machine) error {
 	if !x.c.Attestation {
 		return nil
 	}

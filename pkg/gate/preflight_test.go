@@ -23,7 +23,7 @@ type preflight struct {
 
 func newPreflight(t *testing.T) *preflight {
 	p := &preflight{fixture: newFixture(), t: t, clock: noon}
-	p.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p.Upstream = remote(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.rendered.Add(1)
 		fmt.Fprintf(w, `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":%q}]}}`,
 			fmt.Sprintf("%s/%d", r.URL.Path, p.version.Load()))

@@ -15,8 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// behind serves an upstream over a real connection.
-func behind(t testing.TB, h http.Handler, withTLS bool) http.Handler {
+// remote serves an upstream over a real connection.
+func remote(t testing.TB, h http.Handler, withTLS bool) http.Handler {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -158,7 +158,7 @@ func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 				if c.code == reason.UpstreamUnavailable {
 					f.UpstreamTimeout = 50 * time.Millisecond
 				}
-				f.Upstream = behind(t, http.HandlerFunc(c.answer), withTLS)
+				f.Upstream = remote(t, http.HandlerFunc(c.answer), withTLS)
 				start := time.Now()
 				res := f.do(t, get("/config/worker", good))
 				text := body(t, res)
@@ -202,7 +202,7 @@ func TestAttack_T47_TheHonestUpstreamPasses(t *testing.T) {
 		for _, withTLS := range []bool{false, true} {
 			f := newFixture()
 			f.MaxConfig = len(config34)
-			f.Upstream = behind(t, answer, withTLS)
+			f.Upstream = remote(t, answer, withTLS)
 			res := f.do(t, get("/config/worker", good))
 			if res.StatusCode != 200 || body(t, res) != config34 || res.Header.Get("Set-Cookie") != "" || f.redeem.redeems != 1 {
 				t.Errorf("%s: %d %v", name, res.StatusCode, f.decisions[0].Denial)
@@ -213,7 +213,7 @@ func TestAttack_T47_TheHonestUpstreamPasses(t *testing.T) {
 
 func TestAttack_T47_AnAcceptHeaderWithoutASupportedVersionIsFinal(t *testing.T) {
 	f := newFixture()
-	f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }), false)
+	f.Upstream = remote(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }), false)
 	r := get("/config/worker", good)
 	r.Header.Set("Accept", "application/vnd.coreos.ignition+json;version=4.0.0")
 	if res := f.do(t, r); res.StatusCode != 400 || f.decisions[0].Denial.Code != reason.Malformed {
@@ -234,7 +234,7 @@ func TestUpstream400_IsMalformed(t *testing.T) {
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
 			t.Run(method+" with "+name, func(t *testing.T) {
 				f := newFixture()
-				f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				f.Upstream = remote(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					http.Error(w, "no", http.StatusBadRequest)
 				}), false)
 				r := get("/config/worker", good)
@@ -254,7 +254,7 @@ func TestGateBehindAGate_AnswersLoopDetected(t *testing.T) {
 	inner := newFixture()
 	inner.policy.Mode = Off
 	outer := newFixture()
-	outer.Upstream = behind(t, New(inner.Config), true)
+	outer.Upstream = remote(t, New(inner.Config), true)
 	res := outer.do(t, get("/config/worker", good))
 	if res.StatusCode != 503 || len(outer.decisions) != 1 ||
 		outer.decisions[0].Denial.Code != reason.UpstreamUnavailable || outer.redeem.redeems != 0 {

@@ -29,32 +29,32 @@ type Registry struct {
 	pointers userData
 
 	mu          sync.RWMutex
-	machines    map[name]*kept
+	machines    map[name]*compactMachine
 	enrollments map[name]*Enrollment
 	nodes       map[string]string // provider ID by Node name
 
-	byUID      multimap[string, *kept]
-	byProvider multimap[string, *kept]
-	byEK       multimap[EKHash, *kept] // by annotation
+	byUID      multimap[string, *compactMachine]
+	byProvider multimap[string, *compactMachine]
+	byEK       multimap[EKHash, *compactMachine] // by annotation
 	// The same for enrollments. Those by UID and provider ID are stand-ins.
 	standInUID      multimap[string, *Enrollment]
 	standInProvider multimap[string, *Enrollment]
 	enrolledEK      multimap[EKHash, *Enrollment]
-	enrolledBy      multimap[name, *Enrollment] // by the named Machine, with an empty group
-	nodeOf          multimap[string, string]    // Nodes by provider ID
-	shared          map[alike]*alike            // each combination is stored once
+	enrolledBy      multimap[name, *Enrollment]    // by the named Machine, with an empty group
+	nodeOf          multimap[string, string]       // Nodes by provider ID
+	shared          map[sharedFields]*sharedFields // each combination is stored once
 }
 
-// kept is a Machine in compact form.
-type kept struct {
-	*alike
+// compactMachine is a Machine in compact form.
+type compactMachine struct {
+	*sharedFields
 	name, uid, nodeRef, providerID string
 	created                        int64 // Unix time in nanoseconds; 0 means none
 	eks                            []EKHash
 }
 
-// alike has the fields that are equal for many Machines.
-type alike struct {
+// sharedFields has the fields that are equal for many Machines.
+type sharedFields struct {
 	apiVersion, kind, namespace, phase, userDataSecret, authority string
 
 	pools    string // joined by commas, which no pool name contains
@@ -62,9 +62,9 @@ type alike struct {
 	undated  bool
 }
 
-// keep returns the compact form of m. It omits InternalDNS and addresses, which are never looked up.
-func (r *Registry) keep(m Machine) *kept {
-	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","),
+// compact returns the compact form of m. It omits InternalDNS and addresses, which are never looked up.
+func (r *Registry) compact(m Machine) *compactMachine {
+	shared := sharedFields{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","),
 		m.Deleting, m.Undated}
 	one, ok := r.shared[shared]
 	if !ok {
@@ -73,7 +73,7 @@ func (r *Registry) keep(m Machine) *kept {
 			r.shared[shared] = one
 		}
 	}
-	k := &kept{alike: one, name: m.Name, uid: m.UID, nodeRef: m.NodeRef, providerID: m.ProviderID}
+	k := &compactMachine{sharedFields: one, name: m.Name, uid: m.UID, nodeRef: m.NodeRef, providerID: m.ProviderID}
 	if !m.Created.IsZero() {
 		k.created = m.Created.UnixNano()
 	}
@@ -89,7 +89,7 @@ func (r *Registry) keep(m Machine) *kept {
 const maxShared = 10_000
 
 // machine returns the Machine of the compact form.
-func (k *kept) machine() Machine {
+func (k *compactMachine) machine() Machine {
 	m := Machine{
 		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting,
 		Undated: k.undated, Phase: k.phase,
@@ -107,17 +107,17 @@ func (k *kept) machine() Machine {
 	return m
 }
 
-func (k *kept) provider() string { return NormalProviderID(k.providerID) }
+func (k *compactMachine) provider() string { return NormalProviderID(k.providerID) }
 
 // NewRegistry returns an empty registry. pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
-		pointers: pointers, machines: map[name]*kept{}, enrollments: map[name]*Enrollment{}, nodes: map[string]string{},
-		byUID: newMultimap[string, *kept](), byProvider: newMultimap[string, *kept](), byEK: newMultimap[EKHash, *kept](),
+		pointers: pointers, machines: map[name]*compactMachine{}, enrollments: map[name]*Enrollment{}, nodes: map[string]string{},
+		byUID: newMultimap[string, *compactMachine](), byProvider: newMultimap[string, *compactMachine](), byEK: newMultimap[EKHash, *compactMachine](),
 		standInUID: newMultimap[string, *Enrollment](), standInProvider: newMultimap[string, *Enrollment](),
 		enrolledEK: newMultimap[EKHash, *Enrollment](), enrolledBy: newMultimap[name, *Enrollment](),
 		nodeOf: newMultimap[string, string](),
-		shared: map[alike]*alike{},
+		shared: map[sharedFields]*sharedFields{},
 	}
 }
 
@@ -126,7 +126,7 @@ func NewRegistry(pointers userData) *Registry {
 func (r *Registry) PutMachine(m Machine) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	k := r.keep(m)
+	k := r.compact(m)
 	key := name{groupOf(k.apiVersion), k.namespace, k.name}
 	r.dropMachine(key)
 	r.machines[key] = k
@@ -144,7 +144,7 @@ func (r *Registry) HasMachine(m Machine) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known, ok := r.machines[name{m.group(), m.Namespace, m.Name}]
-	return ok && reflect.DeepEqual(*known, *r.keep(m))
+	return ok && reflect.DeepEqual(*known, *r.compact(m))
 }
 
 // DeleteMachine deletes a Machine and returns its UID, or "" if it does not exist.
@@ -280,11 +280,11 @@ func (r *Registry) dropNode(node string) {
 
 // Match is [Index.Match].
 func (r *Registry) Match(id Identity, rules Rules) (*Machine, error) {
-	return r.about(id).Match(id, rules)
+	return r.related(id).Match(id, rules)
 }
 
 // Named is [Index.Named].
-func (r *Registry) Named(id Identity, rules Rules) *Machine { return r.about(id).Named(id, rules) }
+func (r *Registry) Named(id Identity, rules Rules) *Machine { return r.related(id).Named(id, rules) }
 
 // Enrolled is [Index.Enrolled].
 func (r *Registry) Enrolled(ek EKHash) bool {
@@ -302,12 +302,12 @@ func (r *Registry) Known(uid string) bool {
 
 // Redeemable is [Index.Redeemable].
 func (r *Registry) Redeemable(uid, pool string, now time.Time) error {
-	return r.about(Identity{MachineUID: uid}).Redeemable(uid, pool, now)
+	return r.related(Identity{MachineUID: uid}).Redeemable(uid, pool, now)
 }
 
 // ByUID is [Index.ByUID].
 func (r *Registry) ByUID(uid string) (*Machine, bool) {
-	return r.about(Identity{MachineUID: uid}).ByUID(uid)
+	return r.related(Identity{MachineUID: uid}).ByUID(uid)
 }
 
 // ByName finds Machines of either API, and stand-ins, by name. It is for administrators
@@ -381,8 +381,8 @@ func (r *Registry) Each(machine func(Machine), enrollment func(*Enrollment)) {
 	}
 }
 
-// about returns the index of all manifests that can affect the result for an identity.
-func (r *Registry) about(id Identity) *Index {
+// related returns the index of all manifests that can affect the result for an identity.
+func (r *Registry) related(id Identity) *Index {
 	return r.collect(func(c *closure) {
 		if id.EK != (EKHash{}) {
 			for m := range r.byEK.all(id.EK) {
@@ -408,7 +408,7 @@ func (r *Registry) about(id Identity) *Index {
 
 func (r *Registry) collect(from func(*closure)) *Index {
 	r.mu.RLock()
-	c := closure{Registry: r, machinesSeen: map[*kept]bool{}, enrollmentsSeen: map[*Enrollment]bool{}}
+	c := closure{Registry: r, machinesSeen: map[*compactMachine]bool{}, enrollmentsSeen: map[*Enrollment]bool{}}
 	from(&c)
 	r.mu.RUnlock()
 	ix, _ := NewIndex(c.found, r.pointers)
@@ -418,7 +418,7 @@ func (r *Registry) collect(from func(*closure)) *Index {
 // closure collects related manifests. The registry is locked for reading.
 type closure struct {
 	*Registry
-	machinesSeen    map[*kept]bool
+	machinesSeen    map[*compactMachine]bool
 	enrollmentsSeen map[*Enrollment]bool
 	found           Manifests
 }
@@ -442,7 +442,7 @@ func (c *closure) node(id string) string {
 }
 
 // machine adds a Machine; nil is ignored.
-func (c *closure) machine(k *kept) {
+func (c *closure) machine(k *compactMachine) {
 	if k == nil || c.machinesSeen[k] {
 		return
 	}

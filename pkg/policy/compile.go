@@ -268,7 +268,7 @@ func (c *check) evidence(p *Policy) {
 		case slices.Equal(all, []evidence.Kind{evidence.AWSIID}):
 			c.warn(path, "an instance document has no nonce and can be replayed", "add tpm2 or aws-sts")
 		// The warning below is more specific.
-		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose() &&
+		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.tiesTPM() &&
 			p.Approval != v1alpha1.ApprovalFirstUse:
 			c.warn(path,
 				"the policy does not tie the TPM to a machine, and the document can be copied, so each machine needs enrollment",
@@ -315,8 +315,8 @@ func (c *check) evidence(p *Policy) {
 	}
 }
 
-// saysWhose reports whether an endorsement of the policy ties a TPM to one machine by itself.
-func (c *check) saysWhose() bool {
+// tiesTPM reports whether an endorsement of the policy ties a TPM to one machine by itself.
+func (c *check) tiesTPM() bool {
 	e := c.parsed.Spec.TPM2.Endorsements
 	return len(e) == 0 || slices.Contains(e, v1alpha1.EndorsementProvider) ||
 		slices.Contains(e, v1alpha1.EndorsementEnrolled)

@@ -32,9 +32,9 @@ func BreakGlassUID(tokenID string) string { return breakGlassUID + tokenID }
 // IsBreakGlass reports whether a machine UID is that of a break-glass token.
 func IsBreakGlass(uid string) bool { return strings.HasPrefix(uid, breakGlassUID) }
 
-// BreakGlass checks a break-glass token and, if take is set, counts one use. It denies a
+// BreakGlass checks a break-glass token and, if count is set, counts one use. It denies a
 // token with a lifetime longer than [MaxBreakGlass].
-func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, take bool,
+func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, count bool,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if c.MachineUID != BreakGlassUID(c.ID) || c.Expiry.Sub(c.IssuedAt) > MaxBreakGlass {
 		return nil, reason.Deny(reason.TokenInvalid, "not a break-glass token, or its lifetime is longer than %v",
@@ -53,7 +53,7 @@ func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, take bool,
 	if next.Status.Token.Uses >= next.Status.Token.MaxUses {
 		return nil, reason.Deny(reason.TokenUsedUp, "break-glass token %s was used %d times", c.ID, next.Status.Token.Uses)
 	}
-	if !take {
+	if !count {
 		return nil, nil
 	}
 	next.Status.Token.Uses++

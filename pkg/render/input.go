@@ -85,7 +85,7 @@ func Parse(file string, raw []byte) (Input, []manifest.Problem) {
 	docs, problems := manifest.Split(file, raw)
 	var in Input
 	for _, doc := range docs {
-		problems = append(problems, in.take(doc)...)
+		problems = append(problems, in.add(doc)...)
 	}
 	if manifest.Failed(problems) {
 		return Input{}, problems
@@ -101,7 +101,7 @@ func FromObject(object map[string]any) (Input, []manifest.Problem) {
 		return Input{}, []manifest.Problem{*err}
 	}
 	var in Input
-	if problems := in.take(doc); manifest.Failed(problems) {
+	if problems := in.add(doc); manifest.Failed(problems) {
 		return Input{}, problems
 	}
 	return in, nil
@@ -159,8 +159,8 @@ func (p place) String() string {
 	return fmt.Sprintf("%s:%d", p.file, p.line)
 }
 
-// take adds one object.
-func (in *Input) take(doc manifest.Document) []manifest.Problem {
+// add adds one object.
+func (in *Input) add(doc manifest.Document) []manifest.Problem {
 	group, version, _ := strings.Cut(doc.APIVersion, "/")
 	at := place{doc.File, doc.Line("")}
 	switch {

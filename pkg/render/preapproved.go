@@ -59,7 +59,7 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	config.Annotations[annotationController] = whole.Annotations[annotationController]
 	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in)}
 	for _, m := range needed {
-		out.parts = append(out.parts, madeOf{m.Name, m.sum()})
+		out.parts = append(out.parts, partSource{m.Name, m.sum()})
 	}
 	if err := out.searched(needed, ignition, o); err != nil {
 		return nil, err

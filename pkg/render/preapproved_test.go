@@ -116,8 +116,8 @@ func TestPreApproved_SelectsMachineConfigs(t *testing.T) {
 	})
 }
 
-// said returns the parts of a render that another one may also have: by value, not by name.
-func said(t *testing.T, r *render.Rendered) map[string]string {
+// definitionsOf returns the parts of a render that another one may also have: by value, not by name.
+func definitionsOf(t *testing.T, r *render.Rendered) map[string]string {
 	t.Helper()
 	c := valid(t, r)
 	out := map[string]string{}
@@ -169,7 +169,7 @@ func TestThePreApprovedPartIsAStrictSubsetOfTheWhole(t *testing.T) {
 		}
 		in := cluster(t, configs...)
 		whole, part := full(t, "worker", in), preApproved(t, "worker", in)
-		all, some := said(t, whole), said(t, part)
+		all, some := definitionsOf(t, whole), definitionsOf(t, part)
 		for key, value := range some {
 			if all[key] != value {
 				t.Errorf("seed %d: %s is %s in the part and %s in the whole", seed, key, value, all[key])

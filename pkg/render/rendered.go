@@ -20,7 +20,7 @@ type Rendered struct {
 	Left []Origin
 
 	// parts are the MachineConfigs that a pre-approved part consists of.
-	parts []madeOf
+	parts []partSource
 }
 
 // Origin tells from which MachineConfig a part of a config comes.

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// madeOf is a MachineConfig at the time when a part was rendered from it.
-type madeOf struct {
+// partSource is a MachineConfig at the time when a part was rendered from it.
+type partSource struct {
 	name string
 	sum  [sha256.Size]byte
 }
@@ -56,7 +56,7 @@ func (r *Rendered) StillValid(in Input, o Options) error {
 	return nil
 }
 
-func (d madeOf) stillValid(in Input, selectors []labels.Selector, o Options) error {
+func (d partSource) stillValid(in Input, selectors []labels.Selector, o Options) error {
 	exists := false
 	for _, m := range in.Configs {
 		if m.Name != d.name {

@@ -41,7 +41,7 @@ type AttestationPolicyList struct {
 // AttestationPolicySpec is the content of a policy. An empty spec requires an enrolled
 // TPM for every pool.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') == has(self.frontEndKeys)",message="binding Terminated requires frontEndKeys, and no other binding allows them"
+// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') == has(self.frontEndKeys)",message="binding Terminated requires frontEndKeys; other bindings do not allow them"
 // +kubebuilder:validation:XValidation:rule="!has(self.evidence) || (has(self.provisioningTokenAlone) && self.provisioningTokenAlone) || !self.evidence.exists(e, e.all == ['provisioning-token'])",message="an alternative with only [provisioning-token] requires provisioningTokenAlone: true"
 type AttestationPolicySpec struct {
 	// pools are the MachineConfigPools that the policy applies to. "*" means every pool

@@ -32,11 +32,11 @@ type contents struct {
 	places  int
 }
 
-// takeOut returns the config with placeholders for its long sources. It does not replace
+// extract returns the config with placeholders for its long sources. It does not replace
 // invalid data URLs, and does not modify its argument.
-func takeOut(config types.Config) (types.Config, *contents) {
+func extract(config types.Config) (types.Config, *contents) {
 	c := &contents{number: map[string]int{}}
-	eachResource(&config, c.take)
+	eachResource(&config, c.replace)
 	return config, c
 }
 
@@ -127,7 +127,7 @@ func (c *contents) restore(config *types.Config) bool {
 	return places == c.places
 }
 
-func (c *contents) take(r *types.Resource) {
+func (c *contents) replace(r *types.Resource) {
 	if r.Source == nil || !strings.HasPrefix(*r.Source, "data:") {
 		return
 	}

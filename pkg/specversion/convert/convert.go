@@ -88,7 +88,7 @@ var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Pa
 // of a config that cannot be converted is a [RefusedError].
 func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	config.Ignition.Version = types.MaxVersion.String()
-	config, contents := takeOut(config)
+	config, contents := extract(config)
 	raw, err := json.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("encode config: %w", err)
