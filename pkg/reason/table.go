@@ -312,7 +312,7 @@ var table = map[Code]Info{
 		"Set spec.quarantined of its MachineAttestation to false."),
 	PendingApproval: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "PendingApproval",
 		"The machine is waiting for an administrator's approval.",
-		"Find it with 'mcs-attest-verifier status', and approve it with 'mcs-attest-verifier enroll --approve'."),
+		"'mcs-attest-verifier status' lists it; 'mcs-attest-verifier enroll --approve' approves it."),
 	TokenMissing: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenMissing",
 		"The request has no token.",
 		"Check that the boot image contains the agent. If it does, read the agent's error on the console."),
