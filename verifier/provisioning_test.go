@@ -195,7 +195,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 		v.wantReason("StoreUnavailable")
 	}
 	if problems := v.server.Unready(v.now()); len(problems) != 1 ||
-		!strings.Contains(problems[0], "provisioning token: token: 5 characters are too few") {
+		!strings.Contains(problems[0], "provisioning token: token: the token has 5 characters") {
 		t.Errorf("ready in spite of it: %q", problems)
 	}
 	v.share("token: " + sharedA)

@@ -64,8 +64,8 @@ type sharedFields struct {
 
 // compact returns the compact form of m. It omits InternalDNS and addresses, which are never looked up.
 func (r *Registry) compact(m Machine) *compactMachine {
-	shared := sharedFields{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","),
-		m.Deleting, m.Undated}
+	shared := sharedFields{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority,
+		strings.Join(m.Pools, ","), m.Deleting, m.Undated}
 	one, ok := r.shared[shared]
 	if !ok {
 		one = &shared
@@ -112,12 +112,19 @@ func (k *compactMachine) provider() string { return NormalProviderID(k.providerI
 // NewRegistry returns an empty registry. pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
-		pointers: pointers, machines: map[name]*compactMachine{}, enrollments: map[name]*Enrollment{}, nodes: map[string]string{},
-		byUID: newMultimap[string, *compactMachine](), byProvider: newMultimap[string, *compactMachine](), byEK: newMultimap[EKHash, *compactMachine](),
-		standInUID: newMultimap[string, *Enrollment](), standInProvider: newMultimap[string, *Enrollment](),
-		enrolledEK: newMultimap[EKHash, *Enrollment](), enrolledBy: newMultimap[name, *Enrollment](),
-		nodeOf: newMultimap[string, string](),
-		shared: map[sharedFields]*sharedFields{},
+		pointers:        pointers,
+		machines:        map[name]*compactMachine{},
+		enrollments:     map[name]*Enrollment{},
+		nodes:           map[string]string{},
+		byUID:           newMultimap[string, *compactMachine](),
+		byProvider:      newMultimap[string, *compactMachine](),
+		byEK:            newMultimap[EKHash, *compactMachine](),
+		standInUID:      newMultimap[string, *Enrollment](),
+		standInProvider: newMultimap[string, *Enrollment](),
+		enrolledEK:      newMultimap[EKHash, *Enrollment](),
+		enrolledBy:      newMultimap[name, *Enrollment](),
+		nodeOf:          newMultimap[string, string](),
+		shared:          map[sharedFields]*sharedFields{},
 	}
 }
 
