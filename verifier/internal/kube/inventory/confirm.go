@@ -13,17 +13,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Confirmation reads a Machine anew before it is told a final no: what was watched
-// may be old, and a final no drops the node to its emergency shell (DESIGN, section
-// 19, rule 12). It costs one GET, for a caller that proved to be that Machine.
+// Confirmation reads a Machine again before a permanent denial, because the watched state may be old,
+// and a permanent denial drops the node to its emergency shell (rule 12 of docs/security-rules.md). It
+// costs one GET, for a caller that proved to be that Machine.
 type Confirmation struct {
 	Client   dynamic.Interface
 	Machines *machine.Registry
 	Timeout  time.Duration // 0 is 5 seconds
 }
 
-// Confirm returns nil if the Machine is as it was known. Else, and if that cannot
-// be said, the error is temporary: by the next try the registry knows.
+// Confirm returns nil if the Machine is unchanged. Otherwise, or if that is unknown, the error is
+// temporary: at the next try, the registry has the new state.
 func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 	gv, err := schema.ParseGroupVersion(m.APIVersion)
 	if err != nil {
@@ -41,14 +41,14 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 	defer cancel()
 	live, err := c.Client.Resource(resource).Namespace(m.Namespace).Get(ctx, m.Name, metav1.GetOptions{})
 	if kerrors.IsNotFound(err) {
-		return reason.Deny(reason.MachineNotFound, "Machine %s is gone", m)
+		return reason.Deny(reason.MachineNotFound, "Machine %s was deleted", m)
 	}
 	if err != nil {
 		return reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
 	}
 	found, _ := machine.FromObject(live.Object)
-	// The registry itself is only ever told by the watch: a read that was overtaken
-	// must not put an older state, or a Machine that is gone, back into it.
+	// Only the watch updates the registry: a late read must not restore an older state, or a deleted
+	// Machine.
 	for _, fresh := range found.Machines {
 		if !c.Machines.HasMachine(fresh) {
 			return outOfDate(m)
@@ -63,10 +63,10 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 }
 
 func outOfDate(m *machine.Machine) error {
-	return reason.Deny(reason.StoreUnavailable, "what was known of Machine %s is out of date", m)
+	return reason.Deny(reason.StoreUnavailable, "the cached state of Machine %s is out of date", m)
 }
 
-// ConfirmUID is Confirm by UID. One that is not known needs no confirmation.
+// ConfirmUID is Confirm by UID. An unknown Machine needs no confirmation.
 func (c Confirmation) ConfirmUID(ctx context.Context, uid string) error {
 	m, ok := c.Machines.ByUID(uid)
 	if !ok {

@@ -15,8 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// LabelContent, on a ConfigMap of the verifier's namespace, says what its data
-// holds: each key one file of that sort. The other values are those of trust.Sections.
+// LabelContent, on a ConfigMap of the verifier's namespace, is the kind of its data. Each key is one
+// file of that kind. The other values are those of trust.Sections.
 const (
 	LabelContent      = "mcs-attest.dev/content"
 	ContentReferences = "reference-values"
@@ -32,7 +32,7 @@ func contents() []string {
 	return all
 }
 
-// configMap is a ConfigMap's data as far as it is text.
+// configMap is the text data of a ConfigMap.
 type configMap struct {
 	sort string // the value of LabelContent
 	data map[string]string
@@ -46,14 +46,14 @@ func compactConfigMap(o client.Object) (any, []manifest.Problem) {
 	return configMap{sort: m.Labels[LabelContent], data: m.Data}, nil
 }
 
-// contentState is one ConfigMap: the last good content of each of its keys.
+// contentState is one ConfigMap, with the last good content of each of its keys.
 type contentState struct {
 	references map[string][]measuredboot.ReferenceValues
 	roots      map[string][]anchors.Anchor
 	trust      map[string]trust.File
 }
 
-// parseContent reads a ConfigMap. A key that cannot be read keeps its content of before.
+// parseContent parses a ConfigMap. A key that cannot be parsed keeps its previous content.
 func parseContent(m configMap, before contentState) (next contentState, problems []manifest.Problem) {
 	next = contentState{
 		references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{},
@@ -87,17 +87,17 @@ func parseContent(m configMap, before contentState) (next contentState, problems
 	if section := trust.Section(m.sort); trust.Sections[section] != nil && len(m.data) == 0 {
 		next.trust[""] = trust.File{Section: section, Broken: true}
 		problems = append(problems, manifest.Problem{
-			What: "a ConfigMap of anchors without data; nothing of its sort is trusted",
-			Want: "delete it to trust what comes with this version",
+			What: "the ConfigMap of anchors has no data, so no anchor of its kind is trusted",
+			Want: "delete it to trust the built-in anchors",
 		})
 	}
 	return next, problems
 }
 
-// content is the ConfigMaps with reference values and anchors.
+// content has the ConfigMaps with reference values and anchors.
 type content map[key]contentState
 
-// sorted returns the ConfigMaps in the order of their names.
+// sorted returns the ConfigMaps, sorted by name.
 func (c content) sorted() (all []contentState) {
 	for _, k := range slices.SortedFunc(maps.Keys(c), compareKeys) {
 		all = append(all, c[k])
@@ -105,7 +105,7 @@ func (c content) sorted() (all []contentState) {
 	return all
 }
 
-// inOrder returns the values of a map in the order of its keys.
+// inOrder returns the values of a map, sorted by key.
 func inOrder[V any](m map[string]V) (all []V) {
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		all = append(all, m[name])

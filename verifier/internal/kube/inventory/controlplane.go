@@ -17,23 +17,23 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/noderole"
 )
 
-// node is what is kept of a Node.
+// node is the cached state of a Node.
 type node struct {
 	providerID string
-	// controlPlane: it has a label of the control plane's role. Only then addresses
-	// has its internal IPs.
+	// controlPlane means that the Node has a label of the control plane's role. Only then addresses has
+	// its internal IPs.
 	controlPlane bool
 	addresses    []netip.Addr
 	ready        time.Time // since when it has been ready; zero: it is not
 }
 
-// The labels of which either makes a Node one of the control plane.
+// The labels of Nodes of the control plane. Either is sufficient.
 const (
 	labelControlPlane = "node-role.kubernetes.io/control-plane"
 	labelMaster       = "node-role.kubernetes.io/master"
 )
 
-// maxAddresses bounds what is kept of a Node's own list.
+// maxAddresses is the maximum number of addresses of a Node that are cached.
 const maxAddresses = 8
 
 func compactNode(o client.Object) (any, []manifest.Problem) {
@@ -61,19 +61,20 @@ func compactNode(o client.Object) (any, []manifest.Problem) {
 	return n, nil
 }
 
-// planned is a Machine, or a stand-in, of the control plane's pool.
+// planned is a Machine or a stand-in of the control plane's pool.
 type planned struct {
 	uid   string
 	names []string // that its Node may have
 }
 
-// plannedKey names it. The same Machine may be in both APIs.
+// plannedKey identifies it. The same Machine may be in both APIs.
 type plannedKey struct {
 	group string
 	key
 }
 
-// plannedOf returns what is planned with a Machine; nil if it is not of the control plane's pool.
+// plannedOf returns the planned Node of a Machine, or nil if the Machine does not belong to the control
+// plane's pool.
 func plannedOf(m *machine.Machine) (plannedKey, *planned) {
 	group, _, _ := strings.Cut(m.APIVersion, "/")
 	at := plannedKey{group, key{m.Namespace, m.Name}}
@@ -96,7 +97,7 @@ type controlPlane struct {
 	plans map[plannedKey]planned
 }
 
-// put keeps a Node if it has a role of the control plane, and reports whether that changed.
+// put caches a Node if it has a role of the control plane, and reports whether anything changed.
 func (c *controlPlane) put(name string, n node) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +109,7 @@ func (c *controlPlane) put(name string, n node) (changed bool) {
 	return known != n.controlPlane || before.providerID != n.providerID && n.controlPlane
 }
 
-// plan keeps what is planned with a Machine, nil for nothing, and reports whether that changed.
+// plan caches what is planned with a Machine, or nil, and reports whether anything changed.
 func (c *controlPlane) plan(at plannedKey, next *planned) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,7 +122,8 @@ func (c *controlPlane) plan(at plannedKey, next *planned) (changed bool) {
 	return !known || before.uid != next.uid || !slices.Equal(before.names, next.names)
 }
 
-// has reports whether a Machine is of the control plane's pool, and whether a Node is of the control plane.
+// has reports whether a Machine belongs to the control plane's pool, and whether a Node belongs to the
+// control plane.
 func (c *controlPlane) has(uid, name string) (planned, member bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

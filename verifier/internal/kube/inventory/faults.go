@@ -16,8 +16,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// Faults are the objects of all kinds that cannot be used as they stand. It also has the names of MachineAttestations
-// that can be used, and whose condition Accepted is not True yet. It is safe for concurrent use.
+// Faults has the objects of all kinds that cannot be used as they are. It also has the names of
+// MachineAttestations that can be used, but whose condition Accepted is not True yet. It is safe for
+// concurrent use.
 type Faults struct {
 	log     *slog.Logger
 	trigger *kube.Trigger // of the controller that reports them
@@ -27,9 +28,9 @@ type Faults struct {
 	rejected map[types.NamespacedName]bool
 }
 
-// faultKey names an object that is not as it should be.
+// faultKey identifies an object with a fault.
 type faultKey struct {
-	kind string // as in a resource's name: "machines.machine.openshift.io"
+	kind string // as in the name of the resource: "machines.machine.openshift.io"
 	types.NamespacedName
 }
 
@@ -43,10 +44,10 @@ type fault struct {
 	stops   mayStop
 }
 
-// joinPause is how long a request for a condition waits for others about the same object.
+// joinPause is the time for which a request for a condition waits for others about the same object.
 const joinPause = 50 * time.Millisecond
 
-// put keeps why an object cannot be used as it stands.
+// put stores why an object cannot be used as it is.
 func (f *Faults) put(kind kind, o *sources.Object, problems []manifest.Problem, hadGood bool) {
 	var texts []string
 	for _, p := range problems {
@@ -66,13 +67,13 @@ func (f *Faults) put(kind kind, o *sources.Object, problems []manifest.Problem, 
 	f.all[k] = next
 	f.mu.Unlock()
 	if !known || before.Text != text {
-		f.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.String(),
+		f.log.Error("an object cannot be used as it is; its last good state stays in force", "object", k.String(),
 			"problem", text, "none_good", next.never)
 	}
 	f.trigger.EnqueueAfter(joinPause, kube.PriorityChange, next.request)
 }
 
-// drop removes the fault of an object that can be used, or is gone.
+// drop deletes the fault of an object that can be used or was deleted.
 func (f *Faults) drop(kind kind, name types.NamespacedName) {
 	k := faultKey{kind.String(), name}
 	f.mu.Lock()
@@ -82,11 +83,11 @@ func (f *Faults) drop(kind kind, name types.NamespacedName) {
 	if !known {
 		return
 	}
-	f.log.Info("an object can be used again, or is gone", "object", k.String())
+	f.log.Info("an object can be used again, or was deleted", "object", k.String())
 	f.trigger.EnqueueAfter(joinPause, kube.PriorityChange, kind.Request(name))
 }
 
-// Fault returns why an object cannot be used as it stands; false: it can be.
+// Fault returns why an object cannot be used as it is, or false if it can.
 func (f *Faults) Fault(resource string, name types.NamespacedName) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +95,7 @@ func (f *Faults) Fault(resource string, name types.NamespacedName) (Fault, bool)
 	return one.Fault, bad
 }
 
-// unreadable reports whether some object of these kinds has never had a state that could be used.
+// unreadable reports whether any object of these kinds never had a state that could be used.
 func (f *Faults) unreadable(kinds ...kind) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,8 +134,9 @@ func (f *Faults) texts() (all []string) {
 	return all
 }
 
-// setRejected notes whether a MachineAttestation that can be used, or is gone, has a condition Accepted which is not
-// True. A request that came while no controller ran is lost, so the name is kept until the condition is corrected.
+// setRejected records whether a usable or deleted MachineAttestation has a condition Accepted that is
+// not True. A request is lost while no controller runs, so the name is kept until the condition is
+// corrected.
 func (f *Faults) setRejected(name types.NamespacedName, rejected bool) {
 	f.mu.Lock()
 	if rejected {
@@ -161,7 +163,7 @@ func (f *Faults) requests() (all []reconcile.Request) {
 	return all
 }
 
-// says is a problem without the file that an object of the API does not have.
+// says formats a problem without the file, which an object of the API does not have.
 func says(p manifest.Problem) string {
 	if p.Want == "" {
 		return p.What

@@ -15,19 +15,19 @@ import (
 
 var attestationsResource = v1alpha1.GroupVersion.WithResource("machineattestations")
 
-// certificateWarning is how long before its end a serving certificate is reported.
-// The Machine Config Operator renews it two years ahead.
+// certificateWarning is the time before its expiry at which a serving certificate is reported. The
+// Machine Config Operator renews it two years before.
 const certificateWarning = 30 * 24 * time.Hour
 
-// Findings are what somebody should look at, the gravest first.
+// Findings returns the problems for an administrator, the most severe first.
 func (c *Inventory) Findings() []view.Finding {
 	return slices.Concat(c.restoreFindings(), c.sourceFindings(), c.policyFindings(), c.secretFindings())
 }
 
-// Guard has what a restore of etcd is held against.
+// Guard returns the guard that keeps the state from before a restore of etcd.
 func (c *Inventory) Guard() *restore.Guard { return c.guard }
 
-// restoreFindings are the restores of etcd that are not acknowledged.
+// restoreFindings returns the restores of etcd that are not acknowledged.
 func (c *Inventory) restoreFindings() (all []view.Finding) {
 	for _, text := range c.guard.Problems() {
 		all = append(all, view.Finding{Reason: rule.Reason, Text: text})
@@ -35,7 +35,7 @@ func (c *Inventory) restoreFindings() (all []view.Finding) {
 	return all
 }
 
-// sourceFindings are the kinds that cannot be read.
+// sourceFindings returns the kinds that cannot be read.
 func (c *Inventory) sourceFindings() (all []view.Finding) {
 	for _, w := range c.watches.Sources() {
 		s, wrong := w.Status()
@@ -49,7 +49,7 @@ func (c *Inventory) sourceFindings() (all []view.Finding) {
 	return all
 }
 
-// policyFindings are the objects that cannot be used as they stand. Three of them are named.
+// policyFindings returns the objects that cannot be used as they are. It names three of them.
 func (c *Inventory) policyFindings() []view.Finding {
 	problems := c.Problems()
 	if len(problems) == 0 {
@@ -63,31 +63,31 @@ func (c *Inventory) policyFindings() []view.Finding {
 	return []view.Finding{{Reason: "ObjectsNotUsable", Text: strings.Join(problems, "; ") + more}}
 }
 
-// secretFindings are about keys, the certificate and the provisioning token.
+// secretFindings returns the problems of the keys, the certificate and the provisioning token.
 func (c *Inventory) secretFindings() (all []view.Finding) {
 	now := c.o.Now()
 	if cert := c.ServingCertificate(); cert != nil && cert.Leaf != nil &&
 		cert.Leaf.NotAfter.Sub(now) < certificateWarning {
 		all = append(all, view.Finding{Reason: "CertificateExpires",
-			Text: "the serving certificate ends on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
+			Text: "the serving certificate expires on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
 	}
 	if at := c.Keys().Ahead(now, c.o.KeyPublishDelay); !at.IsZero() {
 		all = append(all, view.Finding{Reason: "KeysDatedAhead",
-			Text: fmt.Sprintf("a key in Secret %s comes into use only on %s; "+
-				"the clock of the replica that made it is ahead, or this one's is behind",
+			Text: fmt.Sprintf("a key in Secret %s becomes valid only on %s; "+
+				"the clock of the replica that created it is ahead, or this one's is behind",
 				KeysSecret, at.UTC().Format(time.RFC3339))})
 	}
 	_, presence := c.Provisioning().At(now)
 	if presence == provisioning.Absent {
 		if text := c.View().Policies.WithoutProvisioningToken(); text != "" {
 			all = append(all, view.Finding{Reason: "ProvisioningTokenAbsent",
-				Text: fmt.Sprintf("%s; the Secret is %s", text, c.o.ProvisioningToken.Secret)})
+				Text: fmt.Sprintf("%s; see Secret %s", text, c.o.ProvisioningToken.Secret)})
 		}
 	}
 	return all
 }
 
-// Unavailable says why no machine could be served; the zero value: one could.
+// Unavailable returns why no machine can be served, or the zero value.
 func (c *Inventory) Unavailable() view.Finding {
 	now := c.o.Now()
 	if synced, missing := c.Synced(); !synced {
@@ -97,7 +97,7 @@ func (c *Inventory) Unavailable() view.Finding {
 		return view.Finding{Reason: "NoPolicy", Text: "no AttestationPolicy covers any pool"}
 	}
 	if _, ok := c.Keys().Tokens.Current(now); !ok {
-		return view.Finding{Reason: "NoKeys", Text: "there is no key to sign tokens with"}
+		return view.Finding{Reason: "NoKeys", Text: "there is no key that signs tokens"}
 	}
 	cert := c.ServingCertificate()
 	switch {
@@ -106,21 +106,21 @@ func (c *Inventory) Unavailable() view.Finding {
 			Text: "there is no serving certificate in Secret " + c.config.ServingSecret}
 	case cert.Leaf != nil && now.After(cert.Leaf.NotAfter):
 		return view.Finding{Reason: "CertificateExpired",
-			Text: "the serving certificate ended on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)}
+			Text: "the serving certificate expired on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)}
 	}
 	return view.Finding{}
 }
 
-// Progressing says what is under way; the zero value: nothing.
+// Progressing returns what is in progress, or the zero value.
 func (c *Inventory) Progressing() view.Finding {
 	if synced, missing := c.Synced(); !synced {
 		return view.Finding{Reason: "Syncing", Text: strings.Join(missing, "; ")}
 	}
 	if c.guard.Repairing() {
-		return view.Finding{Reason: "Restoring", Text: "what was in force before etcd was restored is being set again"}
+		return view.Finding{Reason: "Restoring", Text: "the state from before the restore of etcd is being set again"}
 	}
 	if c.Keys().Rotating(c.o.Now()) {
-		return view.Finding{Reason: "KeyRotation", Text: "new keys are published and not in use yet"}
+		return view.Finding{Reason: "KeyRotation", Text: "new keys are published but not in use yet"}
 	}
 	return view.Finding{}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 )
 
-// OptionsFor are the options that the front and the controller share.
+// OptionsFor returns the options that the front and the controller share.
 func OptionsFor(p *backend.Parts) Options {
 	c := p.Config
 	return Options{
@@ -16,7 +16,7 @@ func OptionsFor(p *backend.Parts) Options {
 	}
 }
 
-// Unready says what was not read yet, or may be outdated.
+// Unready returns what was not read yet, or may be outdated.
 func (c *Inventory) Unready() []string {
 	var problems []string
 	_, unsynced := c.Synced()

@@ -9,10 +9,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
-// nameIndex finds Machines by what the kubelet's certificate signing requests are about:
-// the name of a Node to come, which is one of a Machine's InternalDNS, and the Node
-// that a Machine has become. Attestation finds no Machine by these; see
-// [machine.Registry]. What is found is to be read anew before it counts.
+// nameIndex finds Machines by the names in the kubelet's certificate signing requests: the name of a
+// future Node, which is one of a Machine's InternalDNS names, and the Node of a Machine. Attestation
+// does not find Machines by these; see [machine.Registry]. A caller must read the result live before it
+// relies on it.
 type nameIndex struct {
 	mu       sync.RWMutex
 	internal map[string][]machine.Ref // by NormalDNS
@@ -20,22 +20,22 @@ type nameIndex struct {
 	of       map[machine.Ref]named
 }
 
-// named is under what a Machine is found.
+// named has the names of a Machine in the index.
 type named struct {
 	internal []string
 	node     string
 }
 
-// NormalDNS is the form in which names are compared: as the stock approver does,
-// without regard to case and to a dot at the end.
+// NormalDNS returns the form in which names are compared. Like the stock approver, it ignores case and
+// a trailing dot.
 func NormalDNS(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
 
 func newNameIndex() *nameIndex {
 	return &nameIndex{internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, of: map[machine.Ref]named{}}
 }
 
-// put takes a Machine's state. A Machine that was deleted and made again has
-// another UID, and is another one; the one before is dropped by its name.
+// put stores a Machine's state. A Machine that was deleted and created again has another UID and is
+// another Machine. put deletes the previous one by its name.
 func (n *nameIndex) put(m *machine.Machine) {
 	if n == nil {
 		return
@@ -62,8 +62,7 @@ func (n *nameIndex) put(m *machine.Machine) {
 	}
 }
 
-// drop forgets a Machine that is gone. Deletions are few: an index by name would
-// be as large as the rest.
+// drop deletes a Machine. Deletions are rare, and an index by name would be as large as the rest.
 func (n *nameIndex) drop(group string, k key) {
 	if n == nil {
 		return
@@ -84,7 +83,7 @@ func (n *nameIndex) remove(ref machine.Ref) {
 	}
 	delete(n.of, ref)
 	without := func(index map[string][]machine.Ref, name string) {
-		// A slice that was handed out stays as it is.
+		// A slice that was returned to a caller must not change.
 		var rest []machine.Ref
 		for _, r := range index[name] {
 			if r != ref {
@@ -105,14 +104,14 @@ func (n *nameIndex) remove(ref machine.Ref) {
 	}
 }
 
-// ByInternalDNS are the Machines with this InternalDNS. [Options.Names] must be set.
+// ByInternalDNS returns the Machines with this InternalDNS. [Options.Names] must be set.
 func (n *nameIndex) ByInternalDNS(name string) []machine.Ref {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return slices.Clone(n.internal[NormalDNS(name)])
 }
 
-// ByNode are the Machines whose nodeRef is this Node. [Options.Names] must be set.
+// ByNode returns the Machines whose nodeRef is this Node. [Options.Names] must be set.
 func (n *nameIndex) ByNode(node string) []machine.Ref {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -122,18 +121,18 @@ func (n *nameIndex) ByNode(node string) []machine.Ref {
 // credentialIndex finds Machines by their live bootstrap credentials.
 type credentialIndex struct {
 	mu   sync.Mutex
-	uids map[string]string // the Machine's UID by the id of the credential
-	// orphaned are the credentials of records that were deleted, by the Machine's UID, until
-	// they were revoked.
+	uids map[string]string // UID of the Machine by the id of the credential
+	// orphaned has the credentials of records that were deleted, by the Machine's UID, until they are
+	// revoked.
 	orphaned map[string][]v1alpha1.CredentialStatus
 }
 
-// maxOrphaned bounds of how many Machines credentials without a record are
-// remembered; those of others end by themselves.
+// maxOrphaned is the maximum number of Machines with orphaned credentials in memory. The credentials of
+// others expire.
 const maxOrphaned = 10_000
 
-// ByCredential is the UID of the Machine on whose record a live bootstrap credential
-// has this id. The record is to be read before it counts.
+// ByCredential returns the UID of the Machine whose record has a live bootstrap credential with this
+// id. The caller must read the record before it relies on it.
 func (i *credentialIndex) ByCredential(id string) (uid string, ok bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -155,7 +154,7 @@ func (i *credentialIndex) replaceCredentials(uid string, before, after []string)
 	}
 }
 
-// orphan keeps the credentials of a record that was deleted.
+// orphan stores the credentials of a record that was deleted.
 func (i *credentialIndex) orphan(uid string, ids []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -174,7 +173,7 @@ func (i *credentialIndex) Orphaned(uid string) []v1alpha1.CredentialStatus {
 	return i.orphaned[uid]
 }
 
-// DropOrphaned removes them from memory.
+// DropOrphaned deletes them from memory.
 func (i *credentialIndex) DropOrphaned(uid string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -31,40 +31,40 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Policies are what administrators wrote about attestation as a whole: AttestationPolicies, and ConfigMaps with
-// reference values and anchors. It also has the names of the MachineConfigPools. It is safe for concurrent use.
+// Policies has the AttestationPolicies, and the ConfigMaps with reference values and anchors. It also
+// has the names of the MachineConfigPools. It is safe for concurrent use.
 type Policies struct {
 	o     policiesOptions
 	roots atomic.Pointer[anchors.Set] // in force
 
 	mu       sync.Mutex
-	listed   bool // policies were read, and the cluster has them
+	listed   bool // policies were read, and the cluster has the kind
 	policies map[string]*policyState
-	leaving  map[string]*policyState // deleted, and in force for as long as lingering
-	left     int                     // how many were deleted
-	set      *policy.Set             // the last that compiled
+	leaving  map[string]*policyState // deleted, but in force for the time of lingering
+	left     int                     // the number of deletions
+	set      *policy.Set             // the last one that compiled
 	clash    map[string]string
 	content  content
-	trust    *trust.Trust    // nil: to be joined again
-	pools    map[string]bool // MachineConfigPools; empty where there are none
+	trust    *trust.Trust    // nil if it must be joined again
+	pools    map[string]bool // MachineConfigPools; empty if there are none
 }
 
-// policiesOptions are what Policies needs. The functions are called without a lock.
+// policiesOptions configure Policies. The functions are called without a lock.
 type policiesOptions struct {
 	Log    *slog.Logger
 	Faults *Faults
-	// Trigger is that of the controller that writes the conditions of policies.
+	// Trigger belongs to the controller that writes the conditions of policies.
 	Trigger *kube.Trigger
-	// Changed is called when the view may have to change, PoolsChanged when MachineConfigPools have.
+	// Changed is called when the view may have changed, PoolsChanged when MachineConfigPools have.
 	Changed      func()
 	PoolsChanged func()
 }
 
 // policyState is one AttestationPolicy.
 type policyState struct {
-	object  *v1alpha1.AttestationPolicy // without its spec
-	parsed  []policy.Parsed             // last good
-	atStart bool                        // it was there, and broken, when the verifier started
+	object  *v1alpha1.AttestationPolicy // without the spec
+	parsed  []policy.Parsed             // the last good ones
+	atStart bool                        // it existed, and was broken, when the verifier started
 }
 
 func newPolicies(o policiesOptions) *Policies {
@@ -76,7 +76,7 @@ func newPolicies(o policiesOptions) *Policies {
 	return p
 }
 
-// Sources lists what is watched.
+// Sources returns the sources to watch.
 func (p *Policies) Sources(namespace string) []*sources.Source {
 	return []*sources.Source{
 		{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{},
@@ -89,9 +89,9 @@ func (p *Policies) Sources(namespace string) []*sources.Source {
 	}
 }
 
-// compile joins the policies; see folder. A set that contradicts itself leaves the
-// one from before in force. Before all were read there are none: of a part, the
-// one for every pool may be laxer than what the pool has of its own. The lock is held.
+// compile joins the policies; see package folder. If the set contradicts itself, the previous one stays
+// in force. Before all policies were read there are none: in an incomplete set, the policy for every
+// pool may be less strict than a pool's own policy. The caller holds the lock.
 func (p *Policies) compile() *policy.Set {
 	if !p.listed {
 		p.set = &policy.Set{}
@@ -110,7 +110,7 @@ func (p *Policies) compile() *policy.Set {
 	}
 	set, problems := policy.CompileParsed(parsed...)
 	if set == nil && len(p.leaving) > 0 {
-		return p.set // perhaps one takes over from another that is about to go
+		return p.set // one may replace another that is about to be deleted
 	}
 	clash := map[string]string{}
 	if set == nil {
@@ -135,22 +135,22 @@ func (p *Policies) compile() *policy.Set {
 	return set
 }
 
-// policyFile begins the name of a policy among problems.
+// policyFile is the prefix of a policy's name in problems.
 const policyFile = v1alpha1.KindAttestationPolicy + "/"
 
-// readPolicy is an AttestationPolicy as the API has it.
+// readPolicy is an AttestationPolicy as read from the API.
 type readPolicy struct {
-	parsed []policy.Parsed // nil: it cannot be used
+	parsed []policy.Parsed // nil if it cannot be used
 	status v1alpha1.AttestationPolicyStatus
 }
 
-// compactPolicy reads a policy by the parser that reads files of them.
+// compactPolicy parses a policy with the parser for files of policies.
 func compactPolicy(o client.Object) (any, []manifest.Problem) {
 	own := maps.Clone(fields(o))
 	status, _ := own["status"].(map[string]any)
-	delete(own, "status") // ours, perhaps a newer version's
+	delete(own, "status") // written by the verifier, possibly by a newer version
 	var p readPolicy
-	// What cannot be read is written again.
+	// A status that cannot be parsed is written again.
 	_ = runtime.DefaultUnstructuredConverter.FromUnstructured(status, &p.status)
 	raw, err := json.Marshal(own)
 	if err != nil {
@@ -166,7 +166,7 @@ func compactPolicy(o client.Object) (any, []manifest.Problem) {
 	return p, problems
 }
 
-// policyStateOf returns the state of a policy, and what it says if it can be used.
+// policyStateOf returns the state of a policy. It is complete if the policy can be used.
 func policyStateOf(o *sources.Object) *policyState {
 	p, _ := o.Value.(readPolicy)
 	return &policyState{parsed: p.parsed, object: &v1alpha1.AttestationPolicy{
@@ -178,7 +178,7 @@ func policyStateOf(o *sources.Object) *policyState {
 }
 
 func (p *Policies) putPolicy(o *sources.Object) []manifest.Problem {
-	p.o.Faults.drop(policyKind, o.NamespacedName) // at once, so that no condition is about both states
+	p.o.Faults.drop(policyKind, o.NamespacedName) // immediately, so that no condition is about both states
 	p.mu.Lock()
 	p.policies[o.Name] = policyStateOf(o)
 	delete(p.leaving, o.Name)
@@ -205,9 +205,9 @@ func (p *Policies) putUnusable(o *sources.Object) {
 	p.policies[o.Name] = next
 }
 
-// lingering is for how long after the last deletion of a policy the deleted ones
-// stay in force. Whoever deletes all of them, or their CRD, has the API delete one
-// after the other; the one for every pool must not outlive the stricter ones.
+// lingering is the time for which deleted policies stay in force after the last deletion. If all
+// policies or their CRD are deleted, the API deletes one after the other. The policy for every pool
+// must not outlive the stricter ones.
 const lingering = 2 * time.Second
 
 func (p *Policies) dropPolicy(n types.NamespacedName) {
@@ -223,7 +223,7 @@ func (p *Policies) dropPolicy(n types.NamespacedName) {
 	p.o.Changed()
 }
 
-// expire puts an end to the deleted policies, unless more were deleted since.
+// expire removes the deleted policies, unless more were deleted since.
 func (p *Policies) expire(left int) {
 	p.mu.Lock()
 	if p.left == left {
@@ -233,8 +233,8 @@ func (p *Policies) expire(left int) {
 	p.o.Changed()
 }
 
-// setListed notes that all policies are known, or that the cluster does not have the
-// kind: then it is as before any were read.
+// setListed records that all policies are known, or that the cluster does not have the kind. In the
+// latter case, the state is as before the first read.
 func (p *Policies) setListed(listed bool) {
 	p.mu.Lock()
 	p.listed = listed
@@ -245,7 +245,7 @@ func (p *Policies) setListed(listed bool) {
 	p.o.Changed()
 }
 
-// wereListed reports whether policies were read, and the cluster has them.
+// wereListed reports whether policies were read, and the cluster has the kind.
 func (p *Policies) wereListed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -269,7 +269,7 @@ func (p *Policies) dropPool(n types.NamespacedName) {
 	p.poolsChanged()
 }
 
-// poolsChanged has everything compared with the pools again.
+// poolsChanged requests a comparison of all policies with the pools.
 func (p *Policies) poolsChanged() {
 	p.mu.Lock()
 	all := p.policyRequests()
@@ -278,7 +278,7 @@ func (p *Policies) poolsChanged() {
 	p.o.PoolsChanged()
 }
 
-// hasPools reports whether there are MachineConfigPools.
+// hasPools reports whether the cluster has MachineConfigPools.
 func (p *Policies) hasPools() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -310,7 +310,8 @@ func (p *Policies) dropContent(n types.NamespacedName) {
 	p.o.Changed()
 }
 
-// fill sets what a view has of policies, reference values and anchors. It returns the roots of the manufacturers.
+// fill sets the policies, reference values and anchors of a view. It returns the roots of TPM
+// manufacturers.
 func (p *Policies) fill(w *view.View) *anchors.Set {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -328,10 +329,10 @@ func (p *Policies) fill(w *view.View) *anchors.Set {
 	return roots
 }
 
-// EKRoots are the roots that the ConfigMaps hold, for their expiry.
+// EKRoots returns the roots in the ConfigMaps, for the metric of their expiry.
 func (p *Policies) EKRoots() *anchors.Set { return p.roots.Load() }
 
-// Policy returns the state of an AttestationPolicy; false: there is none.
+// Policy returns the state of an AttestationPolicy, or false if there is none.
 func (p *Policies) Policy(name string) (Policy, bool) {
 	fault, _ := p.o.Faults.Fault(policyKind.String(), types.NamespacedName{Name: name})
 	p.mu.Lock()
@@ -344,7 +345,7 @@ func (p *Policies) Policy(name string) (Policy, bool) {
 		Object: one.object, Fault: fault.Text, Clash: p.clash[name], NeverUsable: one.parsed == nil && one.atStart,
 	}
 	if len(p.pools) == 0 {
-		return out, true // nothing can be said of pools
+		return out, true // the pools are not known
 	}
 	for _, parsed := range one.parsed {
 		for _, pool := range parsed.Spec.Pools {
@@ -364,14 +365,15 @@ func (p *Policies) policyRequests() (all []reconcile.Request) {
 	return all
 }
 
-// requests returns a request for each policy, each object that cannot be used, and each with a condition that says so.
+// requests returns a request for each policy, for each object that cannot be used, and for each object
+// with a condition that says so.
 func (p *Policies) requests() []reconcile.Request {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append(p.policyRequests(), p.o.Faults.requests()...)
 }
 
-// Problems are the objects that cannot be used as they stand, for status and the metric.
+// Problems returns the objects that cannot be used as they are, for the status and the metric.
 func (p *Policies) Problems() []string {
 	all := p.o.Faults.texts()
 	p.mu.Lock()

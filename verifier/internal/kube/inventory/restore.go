@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// newGuard prepares what a restore of etcd is noticed by and held against.
+// newGuard creates the detector and the guard for a restore of etcd.
 func (c *Inventory) newGuard(api client.Reader) {
 	c.guard = restore.New(restore.Options{
 		Log: c.log, Now: func() time.Time { return c.o.Now() }, API: api, Probe: c.o.Probe,
@@ -47,9 +47,10 @@ func (c *Inventory) newGuard(api client.Reader) {
 	}
 }
 
-// remember returns what is in force now. A restore was noticed, and nothing of it was taken in.
+// remember returns what is in force now. It is called after a restore was detected, before any restored
+// state is applied.
 func (c *Inventory) remember() restore.Memory {
-	c.build() // with everything that was taken in before the restore
+	c.build() // with everything that was applied before the restore
 	m := restore.Memory{Latches: map[string]rule.Latch{}}
 	if c.machinesRead() {
 		m.Machines, m.Enrollments = map[string]rule.Known{}, map[string]v1alpha1.MachineAttestationSpec{}
@@ -80,8 +81,8 @@ func (c *Inventory) remember() restore.Memory {
 	return m
 }
 
-// machinesRead reports whether Machines and enrollments were read since the last restore. A source that fails now was
-// read; a namespace that is forbidden has none that are known.
+// machinesRead reports whether Machines and enrollments were read since the last restore. A source that
+// currently fails counts as read. A forbidden namespace has no known ones.
 func (c *Inventory) machinesRead() bool {
 	for _, w := range c.watches.Sources() {
 		switch w.Kind.String() {
@@ -94,7 +95,7 @@ func (c *Inventory) machinesRead() bool {
 	return true
 }
 
-// remembered is what a record must not lose over a restore of etcd.
+// remembered returns the state that a record must not lose in a restore of etcd.
 func (l latch) remembered() rule.Latch {
 	r := rule.Latch{Quarantined: l.quarantined, Joined: l.joined}
 	if l.grant != nil {
@@ -128,7 +129,7 @@ func (c *Inventory) repairable(patience bool) bool {
 	return true
 }
 
-// SetupWithManager adds the repair of what a restore of etcd took.
+// SetupWithManager adds the controller that repairs the records after a restore of etcd.
 func (c *Inventory) SetupWithManager(m manager.Manager) error { return c.repair.SetupWithManager(m) }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -11,12 +11,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// NodeRoles returns what is known of the roles of Nodes, and the UIDs of the Machines whose records have the
-// condition RoleMismatch. The last result is false while it is not known whether there is a control plane, or
-// before everything was read. A cluster without MachineConfigPools has no Nodes whose roles count.
+// NodeRoles returns the input for the evaluation of the roles of Nodes, and the UIDs of the Machines
+// whose records have the condition RoleMismatch. The last result is false before everything was read,
+// or while it is unknown whether the cluster has a control plane to check. Without MachineConfigPools,
+// the roles of Nodes do not matter.
 //
-// The processes that attest machines can change each record. So a record can only take a role away. An exception is
-// the certificate of a Machine whose pool is known only by its user-data secret.
+// The processes that attest machines can change each record. So a record can only be a reason against a
+// role. An exception is the certificate of a Machine whose pool is known only by its user-data secret.
 func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known bool) {
 	in.Partial = !c.watches.Complete()
 	if !c.watches.SyncedElsewhere() || c.poolsUnknown() {
@@ -24,8 +25,8 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 	}
 	var machines []noderole.Machine
 	nodes, plans := c.controlPlane.all()
-	planned := map[string]bool{}    // by the UID of the Machine
-	recorded := map[string]string{} // Nodes of certificates, by the UID on the record
+	planned := map[string]bool{}    // by UID of the Machine
+	recorded := map[string]string{} // Nodes of certificates, by UID on the record
 	for _, p := range plans {
 		machines = append(machines, noderole.Machine{UID: p.uid, Names: p.names})
 		planned[p.uid] = true
@@ -44,7 +45,7 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 		return in, reported, true
 	}
 
-	// Nodes choose their provider IDs themselves. So a Node is also found by the certificate on the record, and by
+	// A Node sets its own provider ID. So a Node is also found by the certificate on the record, and by
 	// the Machine's nodeRef.
 	for uid, node := range recorded {
 		m, known := c.registry.ByUID(uid)
@@ -79,14 +80,14 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 	return in, reported, true
 }
 
-// poolOf is the pool of a Machine, "" if it names none. A record with a pool other than that of the control plane
-// counts more.
+// poolOf returns the pool of a Machine, or "" if it names none. A pool on the record has priority,
+// unless it is that of the control plane.
 func (c *Inventory) poolOf(uid string) string {
 	m, known := c.registry.ByUID(uid)
 	if !known {
 		return ""
 	}
-	l, _ := c.latch(records.UID(m)) // one record, where the Machine is in both APIs
+	l, _ := c.latch(records.UID(m)) // a Machine in both APIs has one record
 	switch {
 	case l.pool != "" && l.pool != noderole.Pool:
 		return l.pool
@@ -106,9 +107,9 @@ func (c *Inventory) poolsUnknown() bool {
 	})
 }
 
-// ControlPlane returns the Nodes of the control plane with their internal addresses.
-// It returns none in a cluster without MachineConfigPools, which has no Machine
-// Config Server. The second result is false while it is not known whether there are any.
+// ControlPlane returns the Nodes of the control plane with their internal addresses. Without
+// MachineConfigPools there is no Machine Config Server, and it returns none. The second result is false
+// while it is unknown whether the cluster has any.
 func (c *Inventory) ControlPlane() (map[string][]netip.Addr, bool) {
 	if c.poolsUnknown() {
 		return nil, false

@@ -32,38 +32,39 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
-// The CA's ConfigMap of clusters from before machine-config-server-ca.
+// The ConfigMap of the CA in clusters from before machine-config-server-ca.
 const (
 	legacyCANamespace = "kube-system"
 	legacyCAName      = "root-ca"
 )
 
-// ManagedSuffix is what the machine-config-operator appends to the names of its own user-data Secrets.
+// ManagedSuffix is the suffix of the names of the machine-config-operator's own user-data Secrets.
 const ManagedSuffix = "-managed"
 
-// Why no provisioning token counts.
+// The reasons why no provisioning token is in force.
 var (
 	errHeld   = errors.New("etcd was restored, and this provisioning token is not the one that was in force before")
 	errSilent = errors.New("the Kubernetes API has not answered for some time")
 )
 
-// Secrets is what single Secrets and ConfigMaps hold: the shared keys, the serving certificate, the CAs of the
-// upstream, the provisioning token, and the pools of pointer configs. It is safe for concurrent use.
+// Secrets has the content of single Secrets and ConfigMaps: the shared keys, the serving certificate,
+// the CAs of the upstream, the provisioning token, and the pools of pointer configs. It is safe for
+// concurrent use.
 type Secrets struct {
 	o    secretsOptions
 	pair atomic.Pointer[keys.Pair]
 	cert atomic.Pointer[tls.Certificate]
 
 	mu           sync.Mutex
-	keyIDs       map[string]bool // every key that was ever seen
-	ca           *x509.CertPool  // nil: there is no good one
+	keyIDs       map[string]bool // every key that was ever read
+	ca           *x509.CertPool  // nil if there is no good one
 	legacyCA     *x509.CertPool
 	tokens       provisioning.View
-	tokenVersion uint64                          // of the Secret that tokens come from; 0: of none
+	tokenVersion uint64                          // of the Secret of tokens; 0 if there is none
 	pools        map[types.NamespacedName]string // of the pointer configs, by user-data Secret
 }
 
-// secretsOptions are what Secrets needs. All are required. The functions are called without a lock.
+// secretsOptions configure Secrets. All are required. The functions are called without a lock.
 type secretsOptions struct {
 	Config config.Kubernetes
 	Token  config.ProvisioningToken
@@ -75,21 +76,25 @@ type secretsOptions struct {
 	Certificate func(*tls.Certificate)
 	// Changed is called after any change.
 	Changed func()
-	// Triggers are those of the controllers of Secrets. Interval is how often all of these Secrets are reconciled.
+	// Triggers has those of the controllers of Secrets. Interval is the time between two
+	// reconciliations of all of them.
 	Triggers *Triggers
 	Interval time.Duration
 }
 
-// guard is what holds after a restore of etcd. Its methods may be called with a lock of Secrets.
+// guard decides what is in force after a restore of etcd. Its methods may be called with a lock of
+// Secrets.
 type guard interface {
 	// Voided reports whether a key is from before a restore.
 	Voided(keys.Pair) bool
-	// Token reports whether the provisioning token that was read in an epoch counts, and with what it is to be
-	// compared. Data is nil if there is no Secret. Known is the token that is in force.
+	// Token reports whether the provisioning token that was read in an epoch is in force, and returns
+	// the state with which it must be compared. data is nil if the Secret does not exist. known is the
+	// token in force.
 	Token(epoch uint32, known provisioning.View, data map[string][]byte) (provisioning.View, bool)
-	// HoldsToken reports whether no provisioning token counts.
+	// HoldsToken reports whether no provisioning token is in force.
 	HoldsToken() bool
-	// Heard notes that the API answered by its present state. Silent reports whether that is too long ago.
+	// Heard records that the API answered with its current state. Silent reports whether that is too
+	// long ago.
 	Heard()
 	Silent() bool
 }
@@ -107,7 +112,7 @@ func newSecrets(o secretsOptions) *Secrets {
 	}
 	single := func(full string) func() []reconcile.Request {
 		return all(func() []types.NamespacedName {
-			name, _ := namespacedName(full) // checked by Sources
+			name, _ := namespacedName(full) // validated by Sources
 			return []types.NamespacedName{name}
 		})
 	}
@@ -121,8 +126,8 @@ func newSecrets(o secretsOptions) *Secrets {
 // enqueue requests the reconciliation of all Secrets of a controller.
 func enqueue(t *kube.Trigger) { t.EnqueueAfter(joinPause, kube.PriorityChange, t.All()...) }
 
-// Sources lists the single objects that are watched. Each is one rule with its name in the verifier's role; there is
-// no list of all Secrets.
+// Sources returns the single objects to watch. Each needs one rule with its name in the verifier's
+// role. No rule allows a list of all Secrets.
 func (s *Secrets) Sources() ([]*sources.Source, error) {
 	token := &sources.Source{}
 	token.Put = func(o *sources.Object) []manifest.Problem { return s.putToken(token.Epoch(), o) }
@@ -167,8 +172,9 @@ func namespacedName(full string) (types.NamespacedName, error) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, err
 }
 
-// single completes the source of a single object; gone is called if the object does not exist. A serving certificate,
-// and keys, stay in force then: an administrator who deletes the Secret has it recreated.
+// single completes the source of a single object. gone is called if the object does not exist. A
+// serving certificate and keys stay in force in this case, because an administrator who deletes the
+// Secret wants it recreated.
 func (s *Secrets) single(kind kind, name types.NamespacedName, w *sources.Source, gone func()) *sources.Source {
 	exists := false
 	put := w.Put
@@ -195,7 +201,7 @@ func (s *Secrets) single(kind kind, name types.NamespacedName, w *sources.Source
 	return w
 }
 
-// secretData is a Secret's data in clear. It prints nothing of it.
+// secretData is a Secret's data. It never prints the data.
 type secretData struct{ data map[string][]byte }
 
 func (secretData) String() string   { return "[secret]" }
@@ -227,8 +233,8 @@ func (s *Secrets) putKeys(o *sources.Object) []manifest.Problem {
 	defer enqueue(&s.o.Triggers.SigningKeys)
 	pair, err := keys.Parse(dataOf(o))
 	if err != nil {
-		return problem(fmt.Errorf("%w; delete the Secret to have new keys made, "+
-			"which voids every token that is out there", err))
+		return problem(fmt.Errorf("%w; delete the Secret to have new keys created, "+
+			"which voids every existing token", err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,23 +243,23 @@ func (s *Secrets) putKeys(o *sources.Object) []manifest.Problem {
 		s.keyIDs[id] = true
 	}
 	if voided {
-		pair = keys.Pair{} // they came back from a backup, with everything that was signed by them
+		pair = keys.Pair{} // a backup restored them, with everything that they signed
 	}
 	s.pair.Store(&pair)
 	return nil
 }
 
-// Keys returns the keys in force; none before the Secret was read.
+// Keys returns the keys in force. There are none before the Secret was read.
 func (s *Secrets) Keys() keys.Pair { return *s.pair.Load() }
 
-// KeyIDs returns the ids of all keys that were ever seen.
+// KeyIDs returns the ids of all keys that were ever read.
 func (s *Secrets) KeyIDs() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Keys(s.keyIDs))
 }
 
-// Void puts the keys and the provisioning token out of force until others are read that the guard accepts.
+// Void invalidates the keys and the provisioning token until others are read that the guard accepts.
 func (s *Secrets) Void() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +283,7 @@ func (s *Secrets) putServing(o *sources.Object) []manifest.Problem {
 	return nil
 }
 
-// ServingCertificate is what to serve with; nil before it was read.
+// ServingCertificate returns the serving certificate, or nil before it was read.
 func (s *Secrets) ServingCertificate() *tls.Certificate { return s.cert.Load() }
 
 func (s *Secrets) putCA(at **x509.CertPool, name string) func(*sources.Object) []manifest.Problem {
@@ -285,7 +291,7 @@ func (s *Secrets) putCA(at **x509.CertPool, name string) func(*sources.Object) [
 		m, _ := o.Value.(configMap)
 		roots := x509.NewCertPool()
 		if !roots.AppendCertsFromPEM([]byte(m.data[name])) {
-			return problem(fmt.Errorf("data.%s holds no certificate", name))
+			return problem(fmt.Errorf("data.%s has no certificate", name))
 		}
 		s.mu.Lock()
 		*at = roots
@@ -303,7 +309,7 @@ func (s *Secrets) dropCA(at **x509.CertPool) func() {
 	}
 }
 
-// UpstreamCAs are what the upstream's certificate must lead to; nil if there are none.
+// UpstreamCAs returns the CAs for the upstream's certificate, or nil if there are none.
 func (s *Secrets) UpstreamCAs() *x509.CertPool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,7 +332,7 @@ func (s *Secrets) readToken(epoch uint32, o *sources.Object) provisioning.View {
 	now, data := s.o.Now(), dataOf(o)
 	known, counts := s.o.Guard.Token(epoch, s.tokens, data)
 	if counts && o.Version != 0 && o.Version == s.tokenVersion {
-		return s.tokens // a second list; an edit means what it meant
+		return s.tokens // a second list does not change the meaning of an edit
 	}
 	next, _ := known.Read(now, data, time.Duration(s.o.Token.Grace))
 	if counts {
@@ -345,8 +351,9 @@ func (s *Secrets) dropToken(epoch uint32) {
 	enqueue(&s.o.Triggers.ProvisioningToken)
 }
 
-// Token returns the provisioning token that was read last and counts, and the resourceVersion of its Secret. It is what
-// an administrator's edit means, which the Secret may not say yet. It returns false if no token counts since a restore.
+// Token returns the provisioning token in force, and the resourceVersion of its Secret. It already
+// considers an administrator's edit that the controller has not completed in the Secret. It returns
+// false if no token is in force since a restore.
 func (s *Secrets) Token() (v provisioning.View, resourceVersion string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -356,8 +363,9 @@ func (s *Secrets) Token() (v provisioning.View, resourceVersion string, ok bool)
 	return s.tokens, resourceVersion, !s.o.Guard.HoldsToken()
 }
 
-// Provisioning returns the provisioning token that counts now. It is Unknown until its Secret was looked for, after a
-// restore of etcd until it is what it was, and if there is one while the API is silent: it may have been voided.
+// Provisioning returns the provisioning token in force. Its state is Unknown until its Secret was read,
+// after a restore of etcd until the token is the one from before, and while the API is silent, because
+// the token may have been voided.
 func (s *Secrets) Provisioning() provisioning.View {
 	view, _, ok := s.Token()
 	if !ok {
@@ -369,19 +377,19 @@ func (s *Secrets) Provisioning() provisioning.View {
 	return view
 }
 
-// TokenInUse reports whether there is a provisioning token, as far as is known.
+// TokenInUse reports whether a provisioning token is known to exist.
 func (s *Secrets) TokenInUse() bool {
 	view, _, _ := s.Token()
 	_, presence := view.At(s.o.Now())
 	return presence == provisioning.Present
 }
 
-// ReadProvisioning reads the provisioning token from the API, since the view may be a moment old. An error says nothing
-// of the token.
+// ReadProvisioning reads the provisioning token live, because the view may be outdated. An error means
+// that the state of the token is unknown.
 func (s *Secrets) ReadProvisioning(ctx context.Context) (provisioning.View, error) {
 	view, _, ok := s.Token()
 	if !ok {
-		return provisioning.View{}.Failed(errHeld), nil // the watch decides when it counts
+		return provisioning.View{}.Failed(errHeld), nil // the watch decides when it is in force
 	}
 	if s.o.Token.Secret == "" {
 		return view, nil
@@ -400,8 +408,8 @@ func (s *Secrets) ReadProvisioning(ctx context.Context) (provisioning.View, erro
 	return view, nil
 }
 
-// errNoPointer says that a user-data secret is not one that can be read.
-var errNoPointer = errors.New("data.userData is no pointer config")
+// errNoPointer means that the content of a user-data secret is not a valid pointer config.
+var errNoPointer = errors.New("data.userData is not a pointer config")
 
 func (s *Secrets) putUserData(o *sources.Object) []manifest.Problem {
 	pool, err := pointedPool(dataOf(o)["userData"])
@@ -411,14 +419,14 @@ func (s *Secrets) putUserData(o *sources.Object) []manifest.Problem {
 	s.o.Triggers.PointerConfigs.EnqueueAfter(joinPause, kube.PriorityChange,
 		reconcile.Request{NamespacedName: o.NamespacedName})
 	if err != nil {
-		// Another tool may have written it.
+		// Another tool may have written the Secret.
 		s.o.Log.Info("a user-data secret names no pool", "secret", o.NamespacedName.String(), "reason", err)
 	}
 	return nil
 }
 
 func (s *Secrets) dropUserData(full string) {
-	name, _ := namespacedName(full) // it was read before
+	name, _ := namespacedName(full) // the name was validated before
 	s.mu.Lock()
 	delete(s.pools, name)
 	s.mu.Unlock()
@@ -432,8 +440,8 @@ func (s *Secrets) UserData() []types.NamespacedName {
 	return slices.Collect(maps.Keys(s.pools))
 }
 
-// PointerPool is the pool that the pointer config in a user-data secret asks for;
-// "" if it is none that is known, or asks for several.
+// PointerPool returns the pool of the pointer config in a user-data secret. It returns "" if the pool
+// is unknown, or the config has several.
 func (s *Secrets) PointerPool(namespace, name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -450,7 +458,7 @@ func pointedPool(userData []byte) (string, error) {
 		pools[s.Pool] = true
 	}
 	if len(pools) != 1 {
-		return "", fmt.Errorf("%w: it asks for %d pools", errNoPointer, len(pools))
+		return "", fmt.Errorf("%w: it has %d pools", errNoPointer, len(pools))
 	}
 	return slices.Collect(maps.Keys(pools))[0], nil
 }

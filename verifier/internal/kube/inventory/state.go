@@ -5,7 +5,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
-// Fault is why an object cannot be used as it stands. Its last good state, if there is one, stays in force.
+// Fault is the reason why an object cannot be used as it is. Its last good state, if any, stays in
+// force.
 type Fault struct {
 	About      events.Object
 	Generation int64
@@ -14,12 +15,13 @@ type Fault struct {
 
 // Policy is the state of an AttestationPolicy.
 type Policy struct {
-	// Object has the metadata and the status, and no spec. It must not be changed.
+	// Object has the metadata and the status, but no spec. Callers must not change it.
 	Object *v1alpha1.AttestationPolicy
-	// Fault is why it cannot be used, Clash how it contradicts another one; empty: neither.
+	// Fault is why the policy cannot be used. Clash is how it contradicts another one. Both are usually
+	// empty.
 	Fault, Clash string
-	// NeverUsable: it was there and broken when the verifier started.
+	// NeverUsable means that the policy existed, and was broken, when the verifier started.
 	NeverUsable bool
-	// UnknownPools are pools that the cluster does not have.
+	// UnknownPools are the pools that the cluster does not have.
 	UnknownPools []string
 }

@@ -16,29 +16,30 @@ import (
 )
 
 const (
-	// callTimeout is how long one call of the API may take.
+	// callTimeout is the timeout of a call to the API.
 	callTimeout = 5 * time.Second
-	// minProbe is the shortest time between two probes.
+	// minProbe is the minimum time between two probes.
 	minProbe = 250 * time.Millisecond
-	// SilentAfter is for how long the API may be silent before a provisioning token is not accepted any more.
+	// SilentAfter is the time without an answer of the API after which no provisioning token is
+	// accepted.
 	SilentAfter = 15 * time.Second
 )
 
-// ErrRestored ends a watch that would not receive anything any more.
-var ErrRestored = errors.New("etcd was restored; watching again")
+// ErrRestored ends a watch that would no longer receive events.
+var ErrRestored = errors.New("etcd was restored; the watch starts again")
 
-// Detector notices that etcd went back to an earlier time: etcd's own count of revisions is lower than one that was
-// seen before. There is one count for all custom resources; the API's own resources may be in another etcd. A Detector
-// is the [sources.Revisions] of an inventory, which also finds objects that went back.
+// Detector detects that etcd went back to an earlier time: the revision of etcd is lower than one that
+// was seen before. All custom resources share one revision; built-in resources may be in another etcd.
+// A Detector is the [sources.Revisions] of an inventory, which also detects objects that went back.
 type Detector struct {
 	API client.Reader
-	Now func() time.Time // of the objects' times
-	// Clock measures how long ago something was; default time.Now.
+	Now func() time.Time // comparable with the times of objects
+	// Clock measures elapsed time. Default time.Now.
 	Clock func() time.Time
-	// Noticed is called once for each restore, before an object of the restored state is taken in. Current is when
-	// the inventory was last known to be current; zero: never.
+	// Noticed is called once for each restore, before an object of the restored state is applied.
+	// current is when the inventory was last known to be current, or zero if never.
 	Noticed func(at, current time.Time, why string)
-	// Reread is called after it, in the next epoch.
+	// Reread is called after Noticed, in the next epoch.
 	Reread func()
 
 	epoch    atomic.Uint32
@@ -48,14 +49,14 @@ type Detector struct {
 
 	mu      sync.Mutex
 	highest uint64
-	current time.Time // when highest was last reached
-	heard   time.Time // when the API last answered by its present state
+	current time.Time // when the API last reported highest
+	heard   time.Time // when the API last answered with its current state
 }
 
-// Epoch returns how many restores were noticed.
+// Epoch returns the number of detected restores.
 func (d *Detector) Epoch() uint32 { return d.epoch.Load() }
 
-// Saw receives a revision. One of an earlier epoch is no measure any more.
+// Saw receives a revision. It ignores a revision of an earlier epoch.
 func (d *Detector) Saw(epoch uint32, revision uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -64,7 +65,7 @@ func (d *Detector) Saw(epoch uint32, revision uint64) {
 	}
 }
 
-// Probe asks the API for its revision.
+// Probe reads the current revision of the API.
 func (d *Detector) Probe(ctx context.Context) error {
 	d.probing.Lock()
 	defer d.probing.Unlock()
@@ -80,23 +81,23 @@ func (d *Detector) Probe(ctx context.Context) error {
 	var list v1alpha1.AttestationPolicyList
 	if err := d.API.List(ctx, &list, client.Limit(1)); err != nil { // without a resourceVersion: a consistent read
 		if sources.Unavailable(err) || ctx.Err() != nil {
-			return fmt.Errorf("ask for the revision of etcd: %w", err)
+			return fmt.Errorf("read the revision of etcd: %w", err)
 		}
-		return nil // the watch of the policies reports what is wrong
+		return nil // the watch of the policies reports the problem
 	}
 	d.probed = d.Clock()
 	d.heardAt(asked)
 	now, _ := strconv.ParseUint(list.ResourceVersion, 10, 64)
 	if now != 0 && now < before {
-		d.Restored(epoch, fmt.Sprintf("it is at revision %d, %d was seen before", now, before))
+		d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", now, before))
 		return ErrRestored
 	}
 	d.Saw(epoch, now)
 	return nil
 }
 
-// Restored receives a restore that was noticed by what was seen in an epoch. A second notice of the same restore
-// changes nothing.
+// Restored receives a restore that was detected from the state of an epoch. A second report of the same
+// restore changes nothing.
 func (d *Detector) Restored(epoch uint32, why string) {
 	d.noticing.Lock()
 	defer d.noticing.Unlock()
@@ -114,10 +115,10 @@ func (d *Detector) Restored(epoch uint32, why string) {
 	d.Reread()
 }
 
-// Heard notes that the API answers by its present state.
+// Heard records that the API answered with its current state.
 func (d *Detector) Heard() { d.heardAt(d.Clock()) }
 
-// heardAt notes that the API answered what it was asked at a time.
+// heardAt records that the API answered a request from this time.
 func (d *Detector) heardAt(at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,7 +127,8 @@ func (d *Detector) heardAt(at time.Time) {
 	}
 }
 
-// Silent reports whether the API has not answered for too long. A watch that is open and receives nothing is no answer.
+// Silent reports whether the API has not answered for too long. An open watch without events does not
+// count as an answer.
 func (d *Detector) Silent() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,7 +1,7 @@
-// Package bootstrapcredential makes the bootstrap credential of each machine that attested, and publishes it for
-// the process that serves configs (package credential). That process can write records, so a record decides only
-// that a machine attested. Whether the Machine exists, may join and has not joined is the answer of the inventory,
-// confirmed by a live read.
+// Package bootstrapcredential creates the bootstrap credential of each machine that attested, and
+// publishes it for the process that serves configs (package credential). That process can write
+// records, so a record only proves that a machine attested. The inventory, confirmed by a live read,
+// decides whether the Machine exists, may join and has not joined.
 //
 // It watches:
 //
@@ -10,25 +10,28 @@
 //
 // For a record with a live attestation token it writes, in this order:
 //
-//   - the credential: the Secret that a token of the service account is bound to, and a TokenRequest; or a
-//     bootstrap token
+//   - the credential: the Secret to which a token of the service account is bound, and a TokenRequest;
+//     or a bootstrap token
 //   - the id of the credential on the record, under an optimistic lock
 //   - the Secret that publishes the credential
 //
-// There is one published credential for each attestation token; each use of the token receives it. The Secret is
-// deleted when the machine has joined, is quarantined or was deleted, and when the token has expired or was
-// superseded.
+// Each attestation token has one published credential, which every use of the token receives. The
+// Secret is deleted when the machine has joined, is quarantined or was deleted, and when the token has
+// expired or was superseded.
 //
-// While the inventory does not allow the credential of a live attestation token, the controller retries it after a
-// few seconds, and less often with time. No event follows when the inventory shows the Machine.
+// While the inventory does not allow the credential of a live attestation token, the controller retries
+// after a few seconds, and less often with time. No event follows when the inventory receives the
+// Machine.
 //
-// It needs get of records, patch of their status, get of Machines, and the roles of deploy/components/credential or
-// credential-kubernetes.
+// It needs get of records, patch of their status, get of Machines, and the roles of
+// deploy/components/credential or credential-kubernetes.
 //
-// It runs in each replica of the controller, because machines wait for it. A replica that does not lead acts a few
-// seconds later, if the leader has not: the failure of the leader delays no machine until the Lease expires.
+// It runs in each replica of the controller, because machines wait for it. A replica that does not lead
+// acts a few seconds later, if the leader has not. So the failure of the leader delays no machine until
+// the Lease expires.
 //
-// If it ends between two steps, what it made is on the record or in no client's hands, and the next pass makes
-// another credential. If it runs twice at the same time, the second Secret cannot be created, and both ids are on
-// the record. If it runs late, machines wait: the front answers CredentialUnavailable, which is temporary.
+// If it ends between two steps, the credential is on the record or no client has it, and the next pass
+// creates another one. If it runs twice at the same time, the second Secret cannot be created, and both
+// ids are on the record. If it runs late, machines wait: the front answers CredentialUnavailable, which
+// is temporary.
 package bootstrapcredential

@@ -32,23 +32,23 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Options are what a Reconciler needs. All but Log and Now are required.
+// Options configure a Reconciler. All but Log and Now are required.
 type Options struct {
 	Issuer *credential.Issuer
-	// Records are the records of the machines.
+	// Records reads and writes the records of the machines.
 	Records Records
 	// Redeemable reports whether the Machine with this UID exists and may have a config of the pool; see
 	// machine.Registry.
 	Redeemable func(uid, pool string, now time.Time) error
 	// Confirm reads the Machine live. It returns an error if the inventory is out of date.
 	Confirm func(ctx context.Context, uid string) error
-	// Ready returns an error while the inventory cannot be trusted for this Machine.
+	// Ready returns an error while the inventory is not reliable for this Machine.
 	Ready func(uid string) error
-	Log   *slog.Logger     // default none
+	Log   *slog.Logger     // default: none
 	Now   func() time.Time // default time.Now
 }
 
-// Records are the store.
+// Records is the store of records.
 type Records interface {
 	Session(uid string) store.Session
 }
@@ -61,7 +61,7 @@ type Reconciler struct {
 	elected <-chan struct{}
 
 	mu       sync.Mutex
-	tokens   map[string]observed // by the UID of the record
+	tokens   map[string]observed // by UID of the record
 	unread   string              // why the published credentials could not be watched
 	failedAt time.Time
 }
@@ -77,14 +77,16 @@ const (
 	resync   = 10 * time.Minute
 	minPause = 200 * time.Millisecond
 	maxPause = 30 * time.Second
-	// minRetry is how soon the controller reads the inventory again for a machine that may not have a credential yet.
+	// minRetry is the minimum pause before the controller checks again a machine that may not have a
+	// credential yet.
 	minRetry = 2 * time.Second
 	timeout  = 30 * time.Second
-	// standby is how long a replica that does not lead leaves a machine that attested to the one that does.
+	// standby is the time that a replica that does not lead leaves a new attestation to the leader.
 	standby = 3 * time.Second
-	// syncLimit is long: other controllers of the manager must run while these Secrets cannot be listed.
+	// syncLimit is long, because other controllers of the manager must run while these Secrets cannot
+	// be listed.
 	syncLimit = 365 * 24 * time.Hour
-	// failedRecently is longer than a failing watch waits before it starts again.
+	// failedRecently is longer than the pause of a failing watch before it starts again.
 	failedRecently = 90 * time.Second
 )
 
@@ -101,8 +103,8 @@ func New(o Options) *Reconciler {
 	return r
 }
 
-// Observe receives the id of the attestation token that a machine may use, from each change of its record. It is
-// empty if there is none: then the published credential is deleted.
+// Observe receives the id of the attestation token that a machine may use, at each change of its
+// record. If there is none, the id is empty, and the published credential is deleted.
 func (r *Reconciler) Observe(uid, tokenID string) {
 	r.mu.Lock()
 	changed := r.tokens[uid].id != tokenID
@@ -136,8 +138,8 @@ func request(uid string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
 }
 
-// SetupWithManager adds the controller to a manager. It has a cache of its own, for one namespace and without the
-// contents of Secrets.
+// SetupWithManager adds the controller to a manager. The controller has its own cache, for one
+// namespace and without the contents of Secrets.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	published, err := cache.New(m.GetConfig(), cache.Options{
 		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
@@ -183,8 +185,8 @@ func (r *Reconciler) watchFailed(ctx context.Context, _ *toolscache.Reflector, e
 	}
 }
 
-// Findings are for the condition Degraded: that the published credentials could not be watched a moment ago. Until
-// they were listed once, this controller does nothing.
+// Findings returns a finding for the condition Degraded if the published credentials could recently not
+// be watched. Until they were listed once, this controller does nothing.
 func (r *Reconciler) Findings() []view.Finding {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,8 +242,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: expiry.Sub(r.o.Now()) + time.Second}, nil
 }
 
-// token returns the record of a machine, and its attestation token if the machine may have a credential now. An
-// error means that it is unknown whether it may.
+// token returns the record of a machine, and its attestation token if the machine may have a credential
+// now. An error means that the answer is unknown.
 func (r *Reconciler) token(ctx context.Context, session store.Session, uid string,
 ) (*v1alpha1.MachineAttestation, *v1alpha1.TokenStatus, error) {
 	if record.IsBreakGlass(uid) {
@@ -271,8 +273,9 @@ func (r *Reconciler) token(ctx context.Context, session store.Session, uid strin
 	return rec, token, nil
 }
 
-// retry is how long until the next try for a machine that has a live attestation token, but may not have a
-// credential now. No event follows when the inventory shows its Machine. It is 0 if the machine has no such token.
+// retry returns the pause before the next try for a machine that has a live attestation token, but may
+// not have a credential now. No event follows when the inventory receives its Machine. It returns 0 if
+// the machine has no such token.
 func (r *Reconciler) retry(uid string, rec *v1alpha1.MachineAttestation) time.Duration {
 	now := r.o.Now()
 	r.mu.Lock()
@@ -284,7 +287,7 @@ func (r *Reconciler) retry(uid string, rec *v1alpha1.MachineAttestation) time.Du
 	return min(max(now.Sub(token.since)/2, minRetry), maxPause)
 }
 
-// pause is how long a replica that does not lead waits before it makes a credential.
+// pause returns the time that a replica that does not lead waits before it creates a credential.
 func (r *Reconciler) pause(rec *v1alpha1.MachineAttestation, now time.Time) time.Duration {
 	select {
 	case <-r.elected:
@@ -297,7 +300,8 @@ func (r *Reconciler) pause(rec *v1alpha1.MachineAttestation, now time.Time) time
 	return min(standby, standby-now.Sub(rec.Status.LastAttested.Time)) // the clock of the front may be ahead
 }
 
-// serves reports whether a published credential is the one for a token, and until when. The record must have it.
+// serves reports whether a published credential belongs to a token, and until when. The record must
+// have the credential.
 func serves(published client.Object, rec *v1alpha1.MachineAttestation, token *v1alpha1.TokenStatus, now time.Time,
 ) (time.Time, bool) {
 	a := published.GetAnnotations()
@@ -311,7 +315,7 @@ func serves(published client.Object, rec *v1alpha1.MachineAttestation, token *v1
 	return earlier(token.Expiry.Time, own.Expiry.Time), true
 }
 
-// provide makes a credential, adds it to the record, and publishes it.
+// provide creates a credential, adds it to the record, and publishes it.
 func (r *Reconciler) provide(ctx context.Context, session store.Session, uid string, token *v1alpha1.TokenStatus,
 	began time.Time) (time.Time, error) {
 	own, err := r.o.Issuer.Issue(ctx, uid)

@@ -22,14 +22,14 @@ import (
 // ConditionReason is the reason of the conditions Approved and Denied that the controllers write.
 const ConditionReason = "mcs-attest"
 
-// approve approves a request; one for a client certificate only once it is on the record.
+// approve approves a request. For a client certificate, it first writes the key to the record.
 func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
 	now time.Time) error {
 	message := "This CSR was approved by mcs-attest: "
 	switch {
 	case d.Kind == approver.Client && r.rules.Attestation:
 		if d.RecordUID == "" || !d.Proven {
-			return reason.Deny(reason.CSRCredential, "nothing proves whose request it is")
+			return reason.Deny(reason.CSRCredential, "no proof identifies the machine of the request")
 		}
 		if d.Replaces != "" {
 			if err := r.withdraw(ctx, d, now); err != nil {
@@ -42,9 +42,9 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 		if err := r.o.Records.Update(ctx, d.RecordUID, first); err != nil {
 			return err
 		}
-		message += fmt.Sprintf("%s attested, and made it with its own credential", subject(d))
+		message += fmt.Sprintf("%s attested, and created the request with its own credential", subject(d))
 	default:
-		message += "it is as the kubelet of " + subject(d) + " makes it"
+		message += "the request matches the kubelet of " + subject(d) + ""
 	}
 	return r.setCondition(ctx, csr, certificatesv1.CertificateApproved, message, now)
 }
@@ -56,8 +56,8 @@ func subject(d *approver.Decision) string {
 	return "machine " + d.Machine.String()
 }
 
-// setCondition writes a condition into the request as it was read. A request that was
-// deleted needs none.
+// setCondition adds a condition to the version of the request that was read. If the request was
+// deleted, it does nothing.
 func (r *reconciler) setCondition(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
 	condition certificatesv1.RequestConditionType, message string, now time.Time) error {
 	csr = csr.DeepCopy()
@@ -72,16 +72,16 @@ func (r *reconciler) setCondition(ctx context.Context, csr *certificatesv1.Certi
 	return nil
 }
 
-// withdraw makes sure, before the key on a record is replaced, that no request with it has
-// been or will be approved. It denies those that wait, so that neither another replica nor
-// an administrator can approve them later.
+// withdraw ensures, before the key on a record is replaced, that no request with the old key was or
+// will be approved. It denies the waiting ones, so that neither another replica nor an administrator
+// can approve them later.
 func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now time.Time) error {
 	rec, err := r.reader.RecordByMachine(ctx, d.RecordUID)
 	if err != nil {
 		return err
 	}
 	if rec == nil || rec.Status.Certificate == nil || rec.Status.Certificate.PublicKeySHA256 != d.Replaces {
-		return nil // it is not what is replaced
+		return nil // this request does not have the replaced key
 	}
 	requests, err := r.reader.PinnedRequests(ctx, rec)
 	if err != nil {
@@ -89,11 +89,11 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 	}
 	for i := range requests {
 		if approved(&requests[i]) != nil {
-			return reason.Deny(reason.CSRKeyChanged, "request %s, with the key %s, has been approved meanwhile",
+			return reason.Deny(reason.CSRKeyChanged, "request %s, with the key %s, was approved in the meantime",
 				requests[i].Name, d.Replaces)
 		}
 	}
-	const why = "superseded: the machine has asked again since, with another key"
+	const why = "superseded: the machine sent a newer request with another key"
 	for i := range requests {
 		if err := r.setCondition(ctx, &requests[i], certificatesv1.CertificateDenied, why, now); err != nil {
 			return err
@@ -102,8 +102,8 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 	return nil
 }
 
-// approvedByOthers records a request with a machine's own credential that another approver
-// approved as that machine's first.
+// approvedByOthers records a request with a machine's own credential that another approver approved as
+// the first of that machine.
 func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
 	req *approver.Request) (reconcile.Result, error) {
 	c := approved(csr)
@@ -136,11 +136,11 @@ func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.C
 	case !errors.As(err, &denial) || denial.Code.Temporary() && denial.Code != reason.Quarantined:
 		return reconcile.Result{}, fmt.Errorf("record the approval of request %s by another approver: %w", csr.Name, err)
 	case denial.Code == reason.CSRKeyChanged || denial.Code == reason.Quarantined:
-		// The certificate cannot be revoked here; an administrator should know.
+		// The verifier cannot revoke the certificate, so it reports it to an administrator.
 		r.o.Log.Warn("another approver approved a certificate signing request that the verifier would not approve",
 			"request", csr.Name, "machine_uid", uid, "error", err)
-		refusal := reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason))
+		refusal := reason.Wrap(denial.Code, err, "%s was approved by another approver (%s)", csr.Name, audit.Clean(c.Reason))
 		r.recordRefusal(ctx, &approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(refusal)}, r.o.Now())
 	}
-	return reconcile.Result{}, nil // the machine joined before, or its credential has ended
+	return reconcile.Result{}, nil // the machine had already joined, or its credential expired
 }

@@ -2,7 +2,7 @@ package csr
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics of the approver. No label's value comes from a request.
+// metrics are the metrics of the approver. No value of a label comes from a request.
 type metrics struct {
 	decisions *prometheus.CounterVec
 	pending   prometheus.Gauge
@@ -20,18 +20,18 @@ func newMetrics() metrics {
 		}, []string{"kind", "outcome", "reason"}),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_pending",
-			Help: "Kubelets' certificate signing requests of the last hour that nobody has decided. " +
+			Help: "Kubelets' certificate signing requests of the last hour that are still pending. " +
 				"On the replica that decides; 0 on others.",
 		}),
 		limit: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_pending_limit",
-			Help: "How many may wait before requests without a machine's own credential are left for a human. " +
+			Help: "The number of pending requests above which requests without a machine's own credential are left for a human. " +
 				"On the replica that decides; 0 on others.",
 		}),
 		stock: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_stock_approver",
-			Help: "1 while the cluster's own machine approver approves client certificates, too, " +
-				"or another approver did within the last hour, so that attestation decides nothing.",
+			Help: "1 while the cluster's own machine approver also approves client certificates, " +
+				"or another approver did within the last hour, so that attestation has no effect.",
 		}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "mcs_attest_csr_decision_seconds",

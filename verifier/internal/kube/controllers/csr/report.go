@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// report counts a decision, and writes an audit line for an outcome that is new.
+// report counts a decision, and writes an audit line if the outcome is new.
 func (r *reconciler) report(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision) {
 	code := ""
 	if d.Denial != nil {
@@ -46,8 +46,8 @@ func (r *reconciler) report(ctx context.Context, csr *certificatesv1.Certificate
 
 func label(k approver.Kind) string { return cmp.Or(strings.ToLower(string(k)), "none") }
 
-// budget bounds what one machine causes the verifier to write: a client with its
-// credential can make any number of requests.
+// budget limits the audit lines about one machine, because a client with its credential can create any
+// number of requests.
 type budget struct {
 	mu  *sync.Mutex
 	of  map[string]*rate.Limiter

@@ -18,8 +18,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// scanUntil checks regularly what no request tells of, until ctx ends. A replica that does
-// not run the controllers has no findings.
+// scanUntil periodically checks conditions that no request triggers, until ctx ends. A replica that
+// does not run the controllers has no findings.
 func (r *reconciler) scanUntil(ctx context.Context) error {
 	defer r.reset()
 	tick := time.NewTicker(r.o.Scan)
@@ -44,17 +44,17 @@ func (c *Controllers) reset() {
 // cacheTimeout bounds how long a scan waits for requests that cannot be listed.
 const cacheTimeout = time.Second
 
-// scan checks the limits, the switch and the stock approver. wasOff and off are whether the
-// switch disables client certificates.
+// scan checks the limits, the switch and the stock approver. wasOff and off are whether the switch
+// disables client certificates.
 func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	var crowd, unread, stock string
 	machines, nodes := r.o.Machines.Counts()
 	limit := approver.Load{Machines: machines, Nodes: nodes}.Limit()
 	call, cancel := context.WithTimeout(ctx, cacheTimeout)
-	pending, _ := r.reader.Pending(call) // while requests are unreadable there is a finding of its own
+	pending, _ := r.reader.Pending(call) // requests that cannot be read have a separate finding
 	cancel()
 	if pending > limit {
-		crowd = fmt.Sprintf("%d certificate signing requests wait, at most %d may; "+
+		crowd = fmt.Sprintf("%d certificate signing requests are pending, more than %d; "+
 			"requests without a machine's own credential are left for a human", pending, limit)
 	}
 	call, cancel = context.WithTimeout(ctx, r.o.Timeout)
@@ -63,7 +63,7 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	if err != nil {
 		off, unread = true, "the switch for client certificates cannot be read: "+err.Error()
 		if r.rules.Attestation {
-			unread += "; none is approved meanwhile"
+			unread += "; none is approved in the meantime"
 		}
 	}
 	if wasOff && !off {
@@ -73,7 +73,7 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	if r.rules.Attestation {
 		name, err = r.reader.StockApprover(call)
 		if err != nil {
-			stock = "whether the stock approver approves client certificates, too, cannot be found out: " + err.Error()
+			stock = "it is unknown whether the stock approver also approves client certificates: " + err.Error()
 		} else if name != "" {
 			stock = fmt.Sprintf("%s approves client certificates without attestation; set nodeClientCert.disabled: true in %s",
 				name, r.o.Config.StockConfigMap)
@@ -89,8 +89,8 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	return off
 }
 
-// wakeAll has every waiting request for a client certificate decided now: it may be in a
-// long pause.
+// wakeAll requests an immediate decision of every waiting request for a client certificate, which may
+// be in a long pause.
 func (r *reconciler) wakeAll(ctx context.Context) {
 	all, err := r.index.list(ctx, approver.KeyClient)
 	if err != nil {
@@ -105,16 +105,16 @@ func (r *reconciler) wakeAll(ctx context.Context) {
 	}
 }
 
-// failedRecently is how long a failed watch is reported. The watch reports each failure.
+// failedRecently is the time for which a failed watch is reported. The watch reports each failure.
 const failedRecently = 2 * time.Minute
 
-// byHand is the reason that kubectl gives an approval.
+// byHand is the reason that kubectl sets when it approves a request.
 const byHand = "KubectlApprove"
 
-// remembered is how long an approval by another approver is reported.
+// remembered is the time for which an approval by another approver is reported.
 const remembered = time.Hour
 
-// findings are what an administrator should check. They are safe for concurrent use.
+// findings has the problems for an administrator. It is safe for concurrent use.
 type findings struct {
 	log *slog.Logger
 
@@ -126,7 +126,7 @@ type findings struct {
 	at          time.Time
 }
 
-// Findings returns what an administrator should check, while the controllers run.
+// Findings returns the problems for an administrator, while the controllers run.
 func (c *Controllers) Findings() (all []view.Finding) {
 	f := &c.findings
 	f.mu.Lock()
@@ -157,8 +157,8 @@ func (c *Controllers) WatchFailed(ctx context.Context, r *cache.Reflector, err e
 	f.failedAt = time.Now()
 }
 
-// approvedElsewhere notes an approval by another approver. That approver asks for no
-// attestation, whatever its switch says. An administrator who approves by hand is no finding.
+// approvedElsewhere records an approval by another approver. That approver requires no attestation,
+// whatever its switch says. An approval by an administrator with kubectl is not a finding.
 func (f *findings) approvedElsewhere(request string, c *certificatesv1.CertificateSigningRequestCondition) {
 	if c.Reason == byHand {
 		return
@@ -170,14 +170,14 @@ func (f *findings) approvedElsewhere(request string, c *certificatesv1.Certifica
 	}
 }
 
-// set takes the result of a scan. It returns whether another approver approves, too.
+// set stores the result of a scan. It reports whether another approver also approves requests.
 func (f *findings) set(crowd, unread, stock string, stockActive bool, now time.Time) (active bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	recent := !f.at.IsZero() && now.Sub(f.at) < remembered
 	if recent && !stockActive {
 		stock = fmt.Sprintf("request %s for a client certificate was approved by another approver (reason %q) at %s, "+
-			"without attestation; find out which one, and switch it off", f.request, f.by, f.at.UTC().Format(time.RFC3339))
+			"without attestation; identify that approver and disable it", f.request, f.by, f.at.UTC().Format(time.RFC3339))
 	}
 	if time.Since(f.failedAt) > failedRecently {
 		f.note(&f.watching, "")
@@ -188,7 +188,7 @@ func (f *findings) set(crowd, unread, stock string, stockActive bool, now time.T
 	return stockActive || recent
 }
 
-// note logs a finding that has changed; the lock is held.
+// note logs a finding that has changed. The caller holds the lock.
 func (f *findings) note(was *string, is string) {
 	if *was != is && is != "" {
 		f.log.Warn("certificate signing requests", "finding", is)
