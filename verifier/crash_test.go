@@ -142,7 +142,7 @@ func (p *process) forget() {
 		p.t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := s.Forget(context.Background(), func(string) bool { return false }); err != nil {
+	if _, err := s.Prune(context.Background(), func(string) bool { return false }); err != nil {
 		p.t.Fatal(err)
 	}
 }

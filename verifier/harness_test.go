@@ -164,7 +164,7 @@ func (v *verifier) standalone() *standalone.Backend { return v.server.Backend.(*
 
 func (v *verifier) refresh() {
 	s, _ := v.standalone().Files.Refresh()
-	v.standalone().Keeper.Take(v.t.Context(), s)
+	v.standalone().Keeper.Apply(v.t.Context(), s)
 }
 
 func (v *verifier) policy(spec string) {

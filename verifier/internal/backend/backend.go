@@ -85,7 +85,7 @@ type Records interface {
 	Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error
 	Update(ctx context.Context, uid string, change store.Change) error
 	Holder(ctx context.Context, component string) (uid string, err error)
-	Wait(ctx context.Context, now time.Time, p store.Pending) error
-	Settled(ctx context.Context, ekSHA256 string) error
+	AddPending(ctx context.Context, now time.Time, p store.Pending) error
+	DeletePending(ctx context.Context, ekSHA256 string) error
 	Session(uid string) store.Session
 }

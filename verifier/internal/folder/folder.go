@@ -159,7 +159,7 @@ func (f *Folder) scan() (changed bool) {
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
-			if f.look(s, path) {
+			if f.refreshFile(s, path) {
 				changed = true
 			}
 			here[path] = true
@@ -177,12 +177,12 @@ func (f *Folder) scan() (changed bool) {
 	return changed
 }
 
-// settle is the time after its change in which a file may still be changing: two writes can have the
+// stableAfter is the time after its change in which a file may still be changing: two writes can have the
 // same time stamp.
-const settle = 2 * time.Second
+const stableAfter = 2 * time.Second
 
-// look reads a file if it may have changed.
-func (f *Folder) look(s section, path string) (changed bool) {
+// refreshFile reads a file if it may have changed.
+func (f *Folder) refreshFile(s section, path string) (changed bool) {
 	state := f.files[path]
 	if state == nil {
 		state = &file{atStart: !f.started}
@@ -229,7 +229,7 @@ func read(path string, state *file) (fs.FileInfo, []byte, error) {
 		return nil, nil, errors.New("not a regular file")
 	case info.Size() > manifest.MaxFile:
 		return nil, nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), manifest.MaxFile)
-	case info.Size() == state.size && info.ModTime().Equal(state.modified) && state.readAt.Sub(state.modified) > settle:
+	case info.Size() == state.size && info.ModTime().Equal(state.modified) && state.readAt.Sub(state.modified) > stableAfter:
 		return nil, nil, errUnchanged
 	}
 	raw, err := os.ReadFile(path)

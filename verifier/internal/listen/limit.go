@@ -261,9 +261,9 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// Greeted records that a ClientHello is complete. Servers behind [Limit] call it when they choose a
+// HelloReceived records that a ClientHello is complete. Servers behind [Limit] call it when they choose a
 // certificate.
-func Greeted(hello *tls.ClientHelloInfo) {
+func HelloReceived(hello *tls.ClientHelloInfo) {
 	c := under(hello.Conn)
 	if c == nil {
 		return

@@ -172,7 +172,7 @@ func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Serv
 		TLSConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12, // for old Ignition at the gate; attestation requires 1.3
 			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-				Greeted(hello)
+				HelloReceived(hello)
 				return certs.get(hello)
 			},
 			NextProtos: []string{"http/1.1"},

@@ -204,7 +204,7 @@ func TestAllSourcesTogetherAreBounded(t *testing.T) {
 
 func TestTurnsAreSharedAmongSources(t *testing.T) {
 	turns := NewTurns(1, time.Minute)
-	first, err := turns.Take(t.Context(), netip.MustParseAddr("192.0.2.1"))
+	first, err := turns.Acquire(t.Context(), netip.MustParseAddr("192.0.2.1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestTurnsAreSharedAmongSources(t *testing.T) {
 	queued := 0
 	enqueue := func(source string) {
 		wg.Go(func() {
-			done, err := turns.Take(t.Context(), netip.MustParseAddr(source))
+			done, err := turns.Acquire(t.Context(), netip.MustParseAddr(source))
 			if err != nil {
 				t.Error(err)
 				return
@@ -256,15 +256,15 @@ func TestTurnsAreSharedAmongSources(t *testing.T) {
 func TestATurnThatDoesNotComeIsADenial(t *testing.T) {
 	turns := NewTurns(1, 10*time.Millisecond)
 	a := netip.MustParseAddr("192.0.2.1")
-	done, err := turns.Take(t.Context(), a)
+	done, err := turns.Acquire(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := turns.Take(t.Context(), a); reason.From(err) == nil || reason.From(err).Code != reason.RateLimited {
+	if _, err := turns.Acquire(t.Context(), a); reason.From(err) == nil || reason.From(err).Code != reason.RateLimited {
 		t.Errorf("got %v", err)
 	}
 	done()
-	if done, err = turns.Take(t.Context(), a); err != nil {
+	if done, err = turns.Acquire(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	done()

@@ -52,7 +52,7 @@ func (l *KeyedLimiter[K]) Allow(now time.Time, source K) bool {
 	b, ok := l.sources[source]
 	if !ok {
 		if len(l.sources) >= maxSources {
-			l.forget(now)
+			l.evict(now)
 		}
 		b = &bucket{limiter: rate.NewLimiter(rate.Limit(l.perSecond), l.burst)}
 		l.sources[source] = b
@@ -61,9 +61,9 @@ func (l *KeyedLimiter[K]) Allow(now time.Time, source K) bool {
 	return b.limiter.AllowN(now, 1)
 }
 
-// forget deletes the sources whose bucket is full again. If there are none, it deletes any half of the
+// evict deletes the sources whose bucket is full again. If there are none, it deletes any half of the
 // sources.
-func (l *KeyedLimiter[K]) forget(now time.Time) {
+func (l *KeyedLimiter[K]) evict(now time.Time) {
 	full := time.Duration(float64(l.burst) / l.perSecond * float64(time.Second))
 	for a, b := range l.sources {
 		if now.Sub(b.last) > full {

@@ -27,9 +27,9 @@ func NewTurns(n int, wait time.Duration) *Turns {
 	return &Turns{wait: wait, free: n, waiting: map[netip.Addr][]chan struct{}{}}
 }
 
-// Take waits for a turn of source. The caller must call done at the end. The error is a denial,
+// Acquire waits for a turn of source. The caller must call done at the end. The error is a denial,
 // RateLimited.
-func (t *Turns) Take(ctx context.Context, source netip.Addr) (done func(), err error) {
+func (t *Turns) Acquire(ctx context.Context, source netip.Addr) (done func(), err error) {
 	done = sync.OnceFunc(t.next)
 	t.mu.Lock()
 	if t.free > 0 {

@@ -75,7 +75,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	}
 
 	// A machine waits; status and explain show it; approval enrols its TPM.
-	if err := records.Wait(t.Context(), time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker",
+	if err := records.AddPending(t.Context(), time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker",
 		Source: "192.0.2.7", Claims: "{}"}); err != nil && reason.From(err).Code != reason.PendingApproval {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	if !reg.Enrolled(ek) {
 		t.Error("an approved machine is not enrolled")
 	}
-	if err := records.Settled(t.Context(), hash); err != nil {
+	if err := records.DeletePending(t.Context(), hash); err != nil {
 		t.Fatal(err)
 	}
 

@@ -137,7 +137,7 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	var none T
 	key = operation + "\x00" + key
 	if a, ok := c.known(key); ok {
-		return as[T](a.value, a.err)
+		return convert[T](a.value, a.err)
 	}
 	gone := func() error {
 		return reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
@@ -145,7 +145,7 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	if ctx.Err() != nil { // no caller waits for it, so nothing is sent
 		return none, gone()
 	}
-	f, mine, err := c.board(ctx, operation, key)
+	f, mine, err := c.join(ctx, operation, key)
 	if err != nil {
 		return none, err
 	}
@@ -153,23 +153,23 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 		of.waits()
 	}
 	if mine {
-		c.fly(ctx, f, operation, key, keep, func(ctx context.Context) (any, error) { return ask(ctx) })
+		c.run(ctx, f, operation, key, keep, func(ctx context.Context) (any, error) { return ask(ctx) })
 		if ctx.Err() != nil { // other callers use the answer
 			return none, gone()
 		}
-		return as[T](f.answer.value, f.answer.err)
+		return convert[T](f.answer.value, f.answer.err)
 	}
 	select {
 	case <-ctx.Done():
 		return none, gone()
 	case <-f.done:
 	}
-	return as[T](f.answer.value, f.answer.err)
+	return convert[T](f.answer.value, f.answer.err)
 }
 
-// board returns the call to wait for: an active one, or a new one if the budgets allow it. The caller
+// join returns the call to wait for: an active one, or a new one if the budgets allow it. The caller
 // must make a new one (mine).
-func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, mine bool, _ error) {
+func (c *Caller) join(ctx context.Context, operation, key string) (_ *flight, mine bool, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.o.Now()
@@ -195,8 +195,8 @@ func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, m
 	return f, true, nil
 }
 
-// fly makes a call, and completes it even after a panic.
-func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep time.Duration,
+// run makes a call, and completes it even after a panic.
+func (c *Caller) run(ctx context.Context, f *flight, operation, key string, keep time.Duration,
 	ask func(context.Context) (any, error)) {
 	f.answer.err = reason.Deny(reason.ProviderUnavailable, "%s: %s: the call was aborted", c.provider, operation)
 	defer func() {
@@ -209,13 +209,13 @@ func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 	defer cancel()
 	value, err := ask(ctx)
-	err = c.settle(operation, key, value, err, keep)
+	err = c.finish(operation, key, value, err, keep)
 	f.answer = answer{value: value, err: err}
 }
 
-// as converts an answer to its type. An answer of another type means that two questions have the same
+// convert converts an answer to its type. An answer of another type means that two questions have the same
 // key. It must not be returned as an empty answer.
-func as[T any](answer any, err error) (T, error) {
+func convert[T any](answer any, err error) (T, error) {
 	value, ok := answer.(T)
 	if err == nil && !ok {
 		err = reason.Deny(reason.Internal, "two questions with one key: %T and %T", answer, value)
@@ -227,8 +227,8 @@ func as[T any](answer any, err error) (T, error) {
 	return value, nil
 }
 
-// settle turns an error into a denial, updates the metrics, and caches the answer if allowed.
-func (c *Caller) settle(operation, key string, value any, err error, keep time.Duration) error {
+// finish turns an error into a denial, updates the metrics, and caches the answer if allowed.
+func (c *Caller) finish(operation, key string, value any, err error, keep time.Duration) error {
 	outcome := "ok"
 	if err != nil {
 		outcome = "denied"
@@ -256,7 +256,7 @@ func (c *Caller) settle(operation, key string, value any, err error, keep time.D
 	defer c.mu.Unlock()
 	now := c.o.Now()
 	if len(c.kept) >= maxKept {
-		c.shrink(now)
+		c.evict(now)
 	}
 	c.kept[key] = answer{value: value, err: err, until: now.Add(keep)}
 	return err
@@ -273,9 +273,9 @@ func (c *Caller) known(key string) (answer, bool) {
 	return a, ok
 }
 
-// shrink deletes expired answers, and then others until half are left. A deleted answer only costs
+// evict deletes expired answers, and then others until half are left. A deleted answer only costs
 // another call.
-func (c *Caller) shrink(now time.Time) {
+func (c *Caller) evict(now time.Time) {
 	for key, a := range c.kept {
 		if !now.Before(a.until) {
 			delete(c.kept, key)

@@ -141,7 +141,7 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 	if err == nil {
 		// These uses are no longer on the record. No active write can add them again, because it names
 		// an older version.
-		r.unserved.settle(c.ID, before)
+		r.unserved.remove(c.ID, before)
 		return nil
 	}
 	if tried {

@@ -48,8 +48,8 @@ func (u *unserved) add(tokenID, useID string) (first bool) {
 	return !known
 }
 
-// settle deletes ids that can no longer be on the record.
-func (u *unserved) settle(tokenID string, ids []string) {
+// remove deletes ids that can no longer be on the record.
+func (u *unserved) remove(tokenID string, ids []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	left := slices.DeleteFunc(u.uses[tokenID], func(id string) bool { return slices.Contains(ids, id) })
@@ -76,7 +76,7 @@ func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID strin
 	var again func()
 	again = func() {
 		if try++; r.returnUses(ctx, c) || try == giveUpAfter {
-			r.unserved.settle(c.ID, r.unserved.of(c.ID))
+			r.unserved.remove(c.ID, r.unserved.of(c.ID))
 			return
 		}
 		time.AfterFunc(after, again)
@@ -108,6 +108,6 @@ func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
 	if r.Log != nil {
 		r.Log.Info("returned unserved uses of a token", "token", c.ID, "machine", c.Subject)
 	}
-	r.unserved.settle(c.ID, ids)
+	r.unserved.remove(c.ID, ids)
 	return len(r.unserved.of(c.ID)) == 0
 }

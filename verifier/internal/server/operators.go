@@ -77,7 +77,7 @@ func (o *operators) metricsServer(ctx context.Context) *http.Server {
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"http/1.1"},
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			listen.Greeted(hello)
+			listen.HelloReceived(hello)
 			if c := own.current(); c != nil {
 				return c, nil
 			}

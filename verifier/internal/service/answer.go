@@ -109,8 +109,8 @@ type errorText string
 
 func (e errorText) Error() string { return string(e) }
 
-// bounded truncates text from the network for an error.
-func bounded(s string) string {
+// truncate truncates text from the network for an error.
+func truncate(s string) string {
 	if len(s) > 256 {
 		return s[:256]
 	}

@@ -62,9 +62,9 @@ func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secre
 	return nil, reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
 }
 
-// tokensAnew reads the tokens again. It returns them if they differ from those that led to the denial,
+// rereadTokens reads the tokens again. It returns them if they differ from those that led to the denial,
 // else the denial.
-func (s *Service) tokensAnew(ctx context.Context, c *call, denial error) ([]secret.Bytes, error) {
+func (s *Service) rereadTokens(ctx context.Context, c *call, denial error) ([]secret.Bytes, error) {
 	view, err := s.ConfirmProvisioning(ctx)
 	if err != nil {
 		return nil, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read again")
@@ -78,10 +78,10 @@ func (s *Service) tokensAnew(ctx context.Context, c *call, denial error) ([]secr
 	return now.Valid(c.start), nil
 }
 
-// known answers a caller that knows the provisioning token, if nothing else was required. The token
+// confirmToken answers a caller that knows the provisioning token, if nothing else was required. The token
 // names no Machine, so nothing is recorded and no attestation token or ticket is issued. The
 // provisioning token itself opens the gate.
-func (s *Service) known(c *call, v *appraisal.Verdict) *mcsattestv1.AttestResponse {
+func (s *Service) confirmToken(c *call, v *appraisal.Verdict) *mcsattestv1.AttestResponse {
 	c.proven = true
 	for _, e := range v.Evidence {
 		c.extra = append(c.extra, slog.String("evidence."+e.Kind, e.SHA256),

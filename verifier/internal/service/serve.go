@@ -117,7 +117,7 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 	contentType, binary, known := encodingOf(r.Header)
 	if !known {
 		_ = s.finish(r.Context(), m.event, c,
-			reason.Deny(reason.Malformed, "content type %q", bounded(r.Header.Get("Content-Type"))))
+			reason.Deny(reason.Malformed, "content type %q", truncate(r.Header.Get("Content-Type"))))
 		w.Header().Set("Accept-Post", "application/json, application/proto")
 		w.Header().Set("Connection", "close")
 		w.WriteHeader(http.StatusUnsupportedMediaType)
@@ -185,7 +185,7 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 	if proven {
 		turns = s.provenTurns // unproven callers of the same address fill the other queue
 	}
-	if c.yield, err = turns.Take(ctx, c.source); err != nil {
+	if c.yield, err = turns.Acquire(ctx, c.source); err != nil {
 		return nil, err
 	}
 	defer c.yield()

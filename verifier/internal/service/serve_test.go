@@ -63,7 +63,7 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 	_, handler := s.Handler()
 	s.turns = listen.NewTurns(runtime.GOMAXPROCS(0), time.Millisecond)
 	for range runtime.GOMAXPROCS(0) {
-		done, err := s.turns.Take(t.Context(), source)
+		done, err := s.turns.Acquire(t.Context(), source)
 		if err != nil {
 			t.Fatal(err)
 		}

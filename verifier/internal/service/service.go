@@ -89,8 +89,8 @@ type Records interface {
 	Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error
 	Update(ctx context.Context, uid string, change store.Change) error
 	Holder(ctx context.Context, component string) (uid string, err error)
-	Wait(ctx context.Context, now time.Time, p store.Pending) error
-	Settled(ctx context.Context, ekSHA256 string) error
+	AddPending(ctx context.Context, now time.Time, p store.Pending) error
+	DeletePending(ctx context.Context, ekSHA256 string) error
 }
 
 // writeTimeout bounds a write that does not end with its client's request.
@@ -121,7 +121,7 @@ type call struct {
 func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 	c.pool = req.GetPool()
 	if !s.Origins(req.GetOrigin()) {
-		return nil, reason.Deny(reason.OriginUnknown, "%q", bounded(req.GetOrigin()))
+		return nil, reason.Deny(reason.OriginUnknown, "%q", truncate(req.GetOrigin()))
 	}
 	p, err := s.View().Policies.For(req.GetPool())
 	if err != nil {
@@ -254,7 +254,7 @@ func (s *Service) attest(ctx context.Context, c *call,
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
 	c.yield()
 	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
-		if in.ProvisioningTokens, err = s.tokensAnew(ctx, c, err); err == nil {
+		if in.ProvisioningTokens, err = s.rereadTokens(ctx, c, err); err == nil {
 			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
 		}
 	}
@@ -267,7 +267,7 @@ func (s *Service) attest(ctx context.Context, c *call,
 		return nil, s.denied(ctx, c, err, ev)
 	}
 	if verdict.Machine == nil {
-		return s.known(c, verdict), nil
+		return s.confirmToken(c, verdict), nil
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
 	if err := current.Outdated(verdict.Machine); err != nil {
@@ -311,7 +311,7 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 		return nil, s.noteDenial(ctx, c, v.Machine, err)
 	}
 	if v.Identity.EKSHA256 != "" {
-		if err := s.Records.Settled(ctx, v.Identity.EKSHA256); err != nil {
+		if err := s.Records.DeletePending(ctx, v.Identity.EKSHA256); err != nil {
 			// The pending entry expires after a day.
 			c.extra = append(c.extra, slog.String("still_pending", err.Error()))
 		}
@@ -420,7 +420,7 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 		}
 	}
 	c.extra = append(c.extra, slog.String("pending", p.ID))
-	if waitErr := s.Records.Wait(ctx, c.start, p); waitErr != nil {
+	if waitErr := s.Records.AddPending(ctx, c.start, p); waitErr != nil {
 		return waitErr
 	}
 	return err

@@ -211,7 +211,7 @@ func (b *Backend) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		b.Files.Watch(ctx, func(snapshot *folder.Snapshot) {
-			b.Keeper.Take(ctx, snapshot)
+			b.Keeper.Apply(ctx, snapshot)
 			b.measure(snapshot)
 			b.reportShadowed(snapshot)
 			b.parts.Log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))

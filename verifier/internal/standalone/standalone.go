@@ -38,7 +38,7 @@ type Keeper struct {
 func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, log *slog.Logger,
 	now func() time.Time) *Keeper {
 	k := &Keeper{records: records, log: log, now: now, missing: map[string]time.Time{}}
-	k.Take(ctx, s)
+	k.Apply(ctx, s)
 	return k
 }
 
@@ -48,8 +48,8 @@ func (k *Keeper) View() *view.View { return k.view.Load() }
 // Snapshot returns the folder as last read.
 func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
 
-// Take makes s the current snapshot and updates the records.
-func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
+// Apply makes s the current snapshot and updates the records.
+func (k *Keeper) Apply(ctx context.Context, s *folder.Snapshot) {
 	k.snapshot.Store(s)
 	k.view.Store(&view.View{
 		Complete: complete(s), Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
@@ -71,10 +71,10 @@ func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
 	k.join(ctx, s)
 }
 
-// forgetAfter is the time for which a Machine must be missing before its record is deleted. A short
+// deleteAfter is the time for which a Machine must be missing before its record is deleted. A short
 // unmount of a volume, or files that are deleted and then replaced, must not delete the owners of
 // identities.
-const forgetAfter = 10 * time.Minute
+const deleteAfter = 10 * time.Minute
 
 // Sweep deletes the records of Machines that have been missing for long enough. If any file cannot be
 // read, it deletes nothing.
@@ -103,7 +103,7 @@ func (k *Keeper) Sweep(ctx context.Context) {
 		since, ok := k.missing[uid]
 		if !ok {
 			k.missing[uid] = now
-		} else if now.Sub(since) >= forgetAfter {
+		} else if now.Sub(since) >= deleteAfter {
 			due[uid] = true
 		}
 	}
@@ -111,7 +111,7 @@ func (k *Keeper) Sweep(ctx context.Context) {
 	if len(due) == 0 {
 		return
 	}
-	gone, err := k.records.Forget(ctx, func(uid string) bool { return !due[uid] })
+	gone, err := k.records.Prune(ctx, func(uid string) bool { return !due[uid] })
 	if err != nil {
 		k.log.Error("records of deleted Machines were not deleted", "error", err)
 		return
@@ -194,7 +194,7 @@ func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now ti
 		for _, r := range all {
 			byUID[r.Status.MachineUID] = r
 		}
-		if out.Pending, err = records.Waiting(ctx, now); err != nil {
+		if out.Pending, err = records.ListPending(ctx, now); err != nil {
 			return nil, fmt.Errorf("read the pending machines: %w", err)
 		}
 	}

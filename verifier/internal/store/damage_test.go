@@ -20,9 +20,9 @@ func TestAttack_T70_DamageUnderARunningVerifierIsAnErrorOfTheCall(t *testing.T) 
 	}
 	for range 2 {
 		_, recordErr := s.Record(t.Context(), "uid1")
-		_, forgetErr := s.Forget(t.Context(), everyone)
+		_, pruneErr := s.Prune(t.Context(), everyone)
 		for call, err := range map[string]error{
-			"Record": recordErr, "Forget": forgetErr, "Wait": s.Wait(t.Context(), start, waiting(1)),
+			"Record": recordErr, "Prune": pruneErr, "AddPending": s.AddPending(t.Context(), start, waiting(1)),
 			"Update": s.Update(t.Context(), "uid1", become("uid1", "b")),
 			"Attest": s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "b")),
 		} {

@@ -32,9 +32,9 @@ type Pending struct {
 	Claims      string            `json:"claims,omitempty"` // self-asserted JSON, for orientation only
 }
 
-// Wait records a request of the pending machine p. If there are too many pending machines, it returns
+// AddPending records a request of the pending machine p. If there are too many pending machines, it returns
 // RateLimited.
-func (s *Store) Wait(ctx context.Context, now time.Time, p Pending) error {
+func (s *Store) AddPending(ctx context.Context, now time.Time, p Pending) error {
 	var refused error
 	err := s.batch(ctx, func(tx *bbolt.Tx) error {
 		refused = nil
@@ -69,8 +69,8 @@ func (s *Store) Wait(ctx context.Context, now time.Time, p Pending) error {
 	return refused
 }
 
-// Waiting returns the pending machines, sorted by EK hash.
-func (s *Store) Waiting(ctx context.Context, now time.Time) ([]Pending, error) {
+// ListPending returns the pending machines, sorted by EK hash.
+func (s *Store) ListPending(ctx context.Context, now time.Time) ([]Pending, error) {
 	var all []Pending
 	err := s.view(ctx, func(tx *bbolt.Tx) error {
 		b := tx.Bucket(pendingBucket)
@@ -91,8 +91,8 @@ func (s *Store) Waiting(ctx context.Context, now time.Time) ([]Pending, error) {
 	return all, unavailable(err)
 }
 
-// Settled deletes a machine that is no longer pending.
-func (s *Store) Settled(ctx context.Context, ekSHA256 string) error {
+// DeletePending deletes a machine that is no longer pending.
+func (s *Store) DeletePending(ctx context.Context, ekSHA256 string) error {
 	waits := false
 	err := s.view(ctx, func(tx *bbolt.Tx) error { // reads first, because most machines were not pending
 		waits = tx.Bucket(pendingBucket).Get([]byte(ekSHA256)) != nil

@@ -217,8 +217,8 @@ func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) b
 	return nil
 }
 
-// Forget deletes the records and the claims of Machines that do not exist. It returns their UIDs.
-func (s *Store) Forget(ctx context.Context, alive func(uid string) bool) ([]string, error) {
+// Prune deletes the records and the claims of Machines that do not exist. It returns their UIDs.
+func (s *Store) Prune(ctx context.Context, alive func(uid string) bool) ([]string, error) {
 	var gone []string
 	err := s.write(ctx, func(tx *bbolt.Tx) error {
 		gone = nil

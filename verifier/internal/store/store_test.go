@@ -197,10 +197,10 @@ func TestForgetting(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if gone, err := s.Forget(t.Context(), everyone); len(gone) != 0 || err != nil {
+	if gone, err := s.Prune(t.Context(), everyone); len(gone) != 0 || err != nil {
 		t.Errorf("with everyone there: %v, %v", gone, err)
 	}
-	gone, err := s.Forget(t.Context(), func(uid string) bool { return uid == "uid2" })
+	gone, err := s.Prune(t.Context(), func(uid string) bool { return uid == "uid2" })
 	if err != nil || len(gone) != 1 || gone[0] != "uid1" {
 		t.Fatalf("%v, %v", gone, err)
 	}
@@ -224,27 +224,27 @@ func TestAttack_T40_GenuineTPMsByTheThousandFillABoundedList(t *testing.T) {
 	var refused atomic.Int32
 	for i := range store.MaxPending + 50 {
 		wg.Go(func() {
-			if err := s.Wait(t.Context(), start, waiting(i)); err != nil {
+			if err := s.AddPending(t.Context(), start, waiting(i)); err != nil {
 				refused.Add(1)
 				wantCode(t, err, reason.RateLimited)
 			}
 		})
 	}
 	wg.Wait()
-	all, err := s.Waiting(t.Context(), start)
+	all, err := s.ListPending(t.Context(), start)
 	if err != nil || len(all) != store.MaxPending || refused.Load() != 50 {
 		t.Fatalf("%d wait, %d were refused, %v", len(all), refused.Load(), err)
 	}
 	// Who waits already may ask again; a new one gets in once the others are over.
 	seen := all[0]
-	if err := s.Wait(t.Context(), start.Add(time.Minute), seen); err != nil {
+	if err := s.AddPending(t.Context(), start.Add(time.Minute), seen); err != nil {
 		t.Error(err)
 	}
 	over := start.Add(store.PendingLifetime + time.Second)
-	if err := s.Wait(t.Context(), over, waiting(10_000)); err != nil {
+	if err := s.AddPending(t.Context(), over, waiting(10_000)); err != nil {
 		t.Error("after the others have expired:", err)
 	}
-	all, err = s.Waiting(t.Context(), over)
+	all, err = s.ListPending(t.Context(), over)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d wait, %v", len(all), err)
 	}
@@ -257,15 +257,15 @@ func TestAttack_T40_GenuineTPMsByTheThousandFillABoundedList(t *testing.T) {
 
 func TestWhoIsSettledWaitsNoMore(t *testing.T) {
 	s, _ := open(t)
-	if err := s.Wait(t.Context(), start, waiting(1)); err != nil {
+	if err := s.AddPending(t.Context(), start, waiting(1)); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := s.Settled(t.Context(), waiting(1).EKSHA256); err != nil {
+		if err := s.DeletePending(t.Context(), waiting(1).EKSHA256); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if all, err := s.Waiting(t.Context(), start); len(all) != 0 || err != nil {
+	if all, err := s.ListPending(t.Context(), start); len(all) != 0 || err != nil {
 		t.Errorf("%v, %v", all, err)
 	}
 }
@@ -284,10 +284,10 @@ func TestWithoutTheDatabaseEveryCallIsTemporarilyRefused(t *testing.T) {
 	}
 	_, recordErr := s.Record(t.Context(), "uid1")
 	_, holderErr := s.Holder(t.Context(), "ek1")
-	_, waitingErr := s.Waiting(t.Context(), start)
+	_, waitingErr := s.ListPending(t.Context(), start)
 	for call, err := range map[string]error{
-		"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": s.Wait(t.Context(), start, waiting(1)),
-		"Settled": s.Settled(t.Context(), "ek1"),
+		"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr, "AddPending": s.AddPending(t.Context(), start, waiting(1)),
+		"DeletePending": s.DeletePending(t.Context(), "ek1"),
 		"Update":  s.Update(t.Context(), "uid1", become("uid1", "a")),
 		"Attest":  s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),
 	} {

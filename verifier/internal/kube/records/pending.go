@@ -46,9 +46,9 @@ func approved(a *v1alpha1.MachineAttestation) bool {
 	return a.Spec.MachineRef != nil || a.Spec.Pool != ""
 }
 
-// Wait records a request of the pending machine p. If there are too many pending machines, it returns
+// AddPending records a request of the pending machine p. If there are too many pending machines, it returns
 // RateLimited.
-func (r *Records) Wait(ctx context.Context, now time.Time, p store.Pending) error {
+func (r *Records) AddPending(ctx context.Context, now time.Time, p store.Pending) error {
 	o, err := r.get(ctx, r.pendingKey(p.EKSHA256))
 	if Missing(err) {
 		return r.admit(ctx, now, p)
@@ -143,7 +143,7 @@ func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) err
 		return err
 	}
 	if n > store.MaxPending {
-		if err := r.deletePending(ctx, made); err != nil {
+		if err := r.removePending(ctx, made); err != nil {
 			return err
 		}
 		return full
@@ -151,8 +151,8 @@ func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) err
 	return r.seen(ctx, now, made, p)
 }
 
-// Waiting returns the pending machines, sorted by EK hash.
-func (r *Records) Waiting(ctx context.Context, now time.Time) ([]store.Pending, error) {
+// ListPending returns the pending machines, sorted by EK hash.
+func (r *Records) ListPending(ctx context.Context, now time.Time) ([]store.Pending, error) {
 	var all []store.Pending
 	err := r.eachPending(ctx, func(_ *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
 		p := a.Status.Pending
@@ -187,7 +187,7 @@ func (r *Records) expire(ctx context.Context, now time.Time) (left int, err erro
 			left++
 			return nil
 		}
-		return r.deletePending(ctx, o)
+		return r.removePending(ctx, o)
 	})
 	return left, err
 }
@@ -221,8 +221,8 @@ func (r *Records) eachPending(
 	return nil
 }
 
-// deletePending deletes a pending machine unless it changed, because an approval must not be lost.
-func (r *Records) deletePending(ctx context.Context, o *unstructured.Unstructured) error {
+// removePending deletes a pending machine unless it changed, because an approval must not be lost.
+func (r *Records) removePending(ctx context.Context, o *unstructured.Unstructured) error {
 	err := r.do(ctx, "delete", attestations, func(ctx context.Context) error {
 		return r.o.Client.Delete(ctx, o, unchanged(o))
 	})
@@ -232,9 +232,9 @@ func (r *Records) deletePending(ctx context.Context, o *unstructured.Unstructure
 	return unavailable(err, "delete %s", o.GetName())
 }
 
-// Settled deletes the object of a machine that is no longer pending. It does not delete an object with
+// DeletePending deletes the object of a machine that is no longer pending. It does not delete an object with
 // which an administrator enrolled the machine.
-func (r *Records) Settled(ctx context.Context, ekSHA256 string) error {
+func (r *Records) DeletePending(ctx context.Context, ekSHA256 string) error {
 	o, err := r.get(ctx, r.pendingKey(ekSHA256))
 	if Missing(err) {
 		return nil
@@ -250,7 +250,7 @@ func (r *Records) Settled(ctx context.Context, ekSHA256 string) error {
 	case p != nil && p.EKSHA256 != ekSHA256:
 		return nil
 	case !approved(a):
-		return r.deletePending(ctx, o)
+		return r.removePending(ctx, o)
 	case p == nil:
 		return nil
 	}

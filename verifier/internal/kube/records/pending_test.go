@@ -31,11 +31,11 @@ func TestAMachineWaitsForApproval(t *testing.T) {
 	a, b, now, p := s.replica(), s.replica(), s.now(), waiting(1)
 	p.Certificate, p.Claims = map[string]string{"manufacturer": "ACME"}, `{"serial":"1"}`
 	for range 3 {
-		if err := a.Wait(t.Context(), now, p); err != nil {
+		if err := a.AddPending(t.Context(), now, p); err != nil {
 			t.Fatal(err)
 		}
 	}
-	all, err := b.Waiting(t.Context(), now)
+	all, err := b.ListPending(t.Context(), now)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%v, %v", all, err)
 	}
@@ -50,19 +50,19 @@ func TestAMachineWaitsForApproval(t *testing.T) {
 	// It asks every few seconds; that is written down every ten minutes.
 	a.count()
 	for minute := range 20 {
-		if err := a.Wait(t.Context(), now.Add(time.Duration(minute)*time.Minute), p); err != nil {
+		if err := a.AddPending(t.Context(), now.Add(time.Duration(minute)*time.Minute), p); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if writes, _ := a.count(); writes != 1 {
 		t.Errorf("%d writes in twenty minutes", writes)
 	}
-	all, err = b.Waiting(t.Context(), now.Add(20*time.Minute))
+	all, err = b.ListPending(t.Context(), now.Add(20*time.Minute))
 	if err != nil || len(all) != 1 || !all[0].FirstSeen.Equal(now) || !all[0].LastSeen.Equal(now.Add(10*time.Minute)) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	for range 2 {
-		if err := b.Settled(t.Context(), p.EKSHA256); err != nil {
+		if err := b.DeletePending(t.Context(), p.EKSHA256); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -75,12 +75,12 @@ func TestWaitingEnds(t *testing.T) {
 	s := newSite(t)
 	r, now := s.replica(), s.now()
 	for i := range 2 {
-		if err := r.Wait(t.Context(), now.Add(time.Duration(i)*time.Hour), waiting(i)); err != nil {
+		if err := r.AddPending(t.Context(), now.Add(time.Duration(i)*time.Hour), waiting(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	over := now.Add(store.PendingLifetime + time.Minute)
-	if all, err := r.Waiting(t.Context(), over); err != nil || len(all) != 1 || all[0].ID != waiting(1).ID {
+	if all, err := r.ListPending(t.Context(), over); err != nil || len(all) != 1 || all[0].ID != waiting(1).ID {
 		t.Errorf("%+v, %v", all, err)
 	}
 	if err := r.ExpirePending(t.Context(), over); err != nil {
@@ -109,9 +109,9 @@ func TestAttack_T40_TwoReplicasLetTheLastOneIn(t *testing.T) {
 	s.fill(store.MaxPending - 1)
 	held, resume := a.hold(http.MethodPost, "/machineattestations")
 	done := make(chan error)
-	go func() { done <- a.Wait(t.Context(), now, waiting(1)) }()
+	go func() { done <- a.AddPending(t.Context(), now, waiting(1)) }()
 	<-held
-	if err := b.Wait(t.Context(), now, waiting(2)); err != nil {
+	if err := b.AddPending(t.Context(), now, waiting(2)); err != nil {
 		t.Error(err)
 	}
 	resume()
@@ -131,7 +131,7 @@ func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 30 {
 		wg.Go(func() {
-			err := replicas[i%3].Wait(t.Context(), now, waiting(1000+i))
+			err := replicas[i%3].AddPending(t.Context(), now, waiting(1000+i))
 			if err == nil {
 				in.Add(1)
 				return
@@ -149,7 +149,7 @@ func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
 	}
 	late := now.Add(time.Minute)
 	for i := range 12 {
-		_ = replicas[0].Wait(t.Context(), late, waiting(2000+i))
+		_ = replicas[0].AddPending(t.Context(), late, waiting(2000+i))
 	}
 	if n := len(s.pending()); n != store.MaxPending {
 		t.Errorf("%d wait", n)
@@ -157,14 +157,14 @@ func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
 	// While there are too many, a flood of new ones is not a flood at the API.
 	replicas[0].count()
 	for i := range 50 {
-		denied(t, replicas[0].Wait(t.Context(), late, waiting(3000+i)), reason.RateLimited)
+		denied(t, replicas[0].AddPending(t.Context(), late, waiting(3000+i)), reason.RateLimited)
 	}
 	if writes, reads := replicas[0].count(); writes != 0 || reads > 51 {
 		t.Errorf("%d writes, %d reads", writes, reads)
 	}
 	// The others have expired: there is room.
 	over := late.Add(store.PendingLifetime + time.Minute)
-	if err := replicas[1].Wait(t.Context(), over, waiting(1)); err != nil {
+	if err := replicas[1].AddPending(t.Context(), over, waiting(1)); err != nil {
 		t.Error(err)
 	}
 }
@@ -173,21 +173,21 @@ func TestAnApprovalIsNotUndone(t *testing.T) {
 	s := newSite(t)
 	r, now := s.replica(), s.now()
 	for i := 1; i <= 3; i++ {
-		if err := r.Wait(t.Context(), now, waiting(i)); err != nil {
+		if err := r.AddPending(t.Context(), now, waiting(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s.patch(attestations, s.own, "pending-"+waiting(1).ID, `{"spec":{"pool":"worker","ekSHA256":["`+waiting(1).EKSHA256+`"]}}`)
 	s.patch(attestations, s.own, "pending-"+waiting(2).ID, `{"spec":{"machineRef":{"namespace":"`+s.namespace+`","name":"worker-0"},"ekSHA256":["`+waiting(2).EKSHA256+`"]}}`)
 	over := now.Add(store.PendingLifetime + time.Hour)
-	if all, err := r.Waiting(t.Context(), now); err != nil || len(all) != 1 || all[0].ID != waiting(3).ID {
+	if all, err := r.ListPending(t.Context(), now); err != nil || len(all) != 1 || all[0].ID != waiting(3).ID {
 		t.Errorf("who waits: %+v, %v", all, err)
 	}
 	if err := r.ExpirePending(t.Context(), over); err != nil {
 		t.Fatal(err)
 	}
 	// It asks again before the watch has brought the approval.
-	if err := r.Wait(t.Context(), over, waiting(1)); err != nil {
+	if err := r.AddPending(t.Context(), over, waiting(1)); err != nil {
 		t.Fatal(err)
 	}
 	// The first is its own record now, and attests.
@@ -195,7 +195,7 @@ func TestAnApprovalIsNotUndone(t *testing.T) {
 	id := v1alpha1.RecordedIdentity{EKSHA256: waiting(1).EKSHA256}
 	s.attested(r, m, id, "token1", now)
 	for i := 1; i <= 2; i++ {
-		if err := r.Settled(t.Context(), waiting(i).EKSHA256); err != nil {
+		if err := r.DeletePending(t.Context(), waiting(i).EKSHA256); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -213,7 +213,7 @@ func TestAnApprovalIsNotUndone(t *testing.T) {
 func TestAnApprovalBetweenTheLookAndTheRemoval(t *testing.T) {
 	s := newSite(t)
 	r, now, p := s.replica(), s.now(), waiting(1)
-	if err := r.Wait(t.Context(), now, p); err != nil {
+	if err := r.AddPending(t.Context(), now, p); err != nil {
 		t.Fatal(err)
 	}
 	held, resume := r.hold(http.MethodDelete, "/machineattestations/")
@@ -231,16 +231,16 @@ func TestAnApprovalBetweenTheLookAndTheRemoval(t *testing.T) {
 func TestAttack_T42_AnEKWhoseHashBeginsAlike(t *testing.T) {
 	s := newSite(t)
 	r, now, p := s.replica(), s.now(), waiting(1)
-	if err := r.Wait(t.Context(), now, p); err != nil {
+	if err := r.AddPending(t.Context(), now, p); err != nil {
 		t.Fatal(err)
 	}
 	twin := p
 	twin.EKSHA256 = p.EKSHA256[:63] + "f"
-	denied(t, r.Wait(t.Context(), now.Add(time.Hour), twin), reason.StoreUnavailable)
-	if err := r.Settled(t.Context(), twin.EKSHA256); err != nil {
+	denied(t, r.AddPending(t.Context(), now.Add(time.Hour), twin), reason.StoreUnavailable)
+	if err := r.DeletePending(t.Context(), twin.EKSHA256); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := r.Waiting(t.Context(), now); err != nil || len(all) != 1 || all[0].EKSHA256 != p.EKSHA256 {
+	if all, err := r.ListPending(t.Context(), now); err != nil || len(all) != 1 || all[0].EKSHA256 != p.EKSHA256 {
 		t.Errorf("%+v, %v", all, err)
 	}
 }
@@ -252,14 +252,14 @@ func TestWait_EndsForAClientThatHangsUp(t *testing.T) {
 	ctx, hangUp := context.WithCancel(t.Context())
 	held, resume := r.hold(http.MethodPost, "/machineattestations")
 	done := make(chan error)
-	go func() { done <- r.Wait(ctx, now, waiting(1)) }()
+	go func() { done <- r.AddPending(ctx, now, waiting(1)) }()
 	<-held
 	hangUp()
 	resume()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if all, err := r.Waiting(t.Context(), now); err != nil || len(all) != 1 {
+	if all, err := r.ListPending(t.Context(), now); err != nil || len(all) != 1 {
 		t.Errorf("%+v %v", all, err)
 	}
 }

@@ -649,10 +649,10 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 		}
 		_, recordErr := r.Record(t.Context(), m.UID)
 		_, holderErr := r.Holder(t.Context(), components(id)[0])
-		_, waitingErr := r.Waiting(t.Context(), now)
+		_, waitingErr := r.ListPending(t.Context(), now)
 		return map[string]error{
-			"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": r.Wait(t.Context(), now, waiting(1)),
-			"Settled": r.Settled(t.Context(), ek(1)),
+			"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr, "AddPending": r.AddPending(t.Context(), now, waiting(1)),
+			"DeletePending": r.DeletePending(t.Context(), ek(1)),
 			"Update":  r.Update(t.Context(), m.UID, changed),
 			"Attest":  r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
 			"ReleaseClaims": r.ReleaseClaims(t.Context(), m.UID), "ExpirePending": r.ExpirePending(t.Context(), now),
@@ -723,7 +723,7 @@ func TestAttack_T58_EveryReadIsOfTheLatest(t *testing.T) {
 	s.attested(r, m, id, "token1", s.now())
 	s.record(r, m.UID)
 	s.holder(r, id)
-	if err := r.Wait(t.Context(), s.now(), waiting(1)); err != nil {
+	if err := r.AddPending(t.Context(), s.now(), waiting(1)); err != nil {
 		t.Error(err)
 	}
 	if len(stale) > 0 {
@@ -887,7 +887,7 @@ func TestABreakGlassTokenIsCountedInTheCluster(t *testing.T) {
 	if uid, _, _ := unstructured.NestedString(o.Object, "status", "machineUID"); uid != c.MachineUID {
 		t.Errorf("recorded %v", o.Object["status"])
 	}
-	if all, err := replicas[0].Waiting(t.Context(), now); err != nil || len(all) != 0 {
+	if all, err := replicas[0].ListPending(t.Context(), now); err != nil || len(all) != 0 {
 		t.Errorf("it is taken for a machine that waits: %v, %v", all, err)
 	}
 	_, err := replicas[0].Record(t.Context(), record.BreakGlassUID("../b1"))

@@ -170,7 +170,7 @@ func (f *Folder) readFile(name string) (changed bool) {
 		changed = true
 	}
 	path := filepath.Join(f.dir, name)
-	raw, err := bounded(path)
+	raw, err := readLimited(path)
 	if err != nil {
 		fault := notRead(path + " cannot be read: " + err.Error() + poolconfig.InForce(one.good))
 		changed = changed || len(one.faults) != 1 || one.faults[0] != fault
@@ -230,8 +230,8 @@ func checkKubeconfig(raw []byte) error {
 	return errors.New("the file is not a usable kubeconfig: no user has a credential")
 }
 
-// bounded reads a regular file of limited size.
-func bounded(path string) ([]byte, error) {
+// readLimited reads a regular file of limited size.
+func readLimited(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:

@@ -37,7 +37,7 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 	if err := r.retype(ctx, o.serving); err != nil {
 		return mcscert.Status{}, err
 	}
-	return r.insist(ctx, false)
+	return r.retryConflicts(ctx, false)
 }
 
 // Rotate performs the next step of a rotation; see [mcscert.Status.Next].
@@ -52,7 +52,7 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 		return "", s, fmt.Errorf("Secret %s has no CA: run 'certs init' to create it", r.ca)
 	}
 	// Renew what is due first, and read whether the pointer configs have it.
-	if s, err = r.insist(ctx, false); err != nil {
+	if s, err = r.retryConflicts(ctx, false); err != nil {
 		return "", s, err
 	}
 	step, err := s.Next(r.o.Now(), now)
@@ -64,12 +64,12 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 			return step, mcscert.Status{}, err
 		}
 	}
-	s, err = r.insist(ctx, step == mcscert.StepServing)
+	s, err = r.retryConflicts(ctx, step == mcscert.StepServing)
 	return step, s, err
 }
 
-// insist repeats a pass after a conflict with another writer.
-func (r *Reconciler) insist(ctx context.Context, force bool) (s mcscert.Status, err error) {
+// retryConflicts repeats a pass after a conflict with another writer.
+func (r *Reconciler) retryConflicts(ctx context.Context, force bool) (s mcscert.Status, err error) {
 	overtaken := func(err error) bool {
 		return errors.Is(err, errOvertaken) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
 	}

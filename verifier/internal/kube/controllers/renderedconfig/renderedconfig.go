@@ -69,9 +69,9 @@ const (
 )
 
 const (
-	// settle is how long a change waits for others. A rollout changes a pool and its MachineConfigs one
+	// debounce is how long a change waits for others. A rollout changes a pool and its MachineConfigs one
 	// after the other.
-	settle = 100 * time.Millisecond
+	debounce = 100 * time.Millisecond
 	// unsynced is the pause while a pool waits for the kinds that it needs.
 	unsynced = 200 * time.Millisecond
 	// callTimeout bounds one call to the API server.
@@ -202,7 +202,9 @@ func (r *Reconciler) Run(ctx context.Context) error { return r.manager.Start(ctx
 // enqueue requests all pools: a pool reads objects of each kind, and a custom pool also reads the
 // worker pool.
 func (r *Reconciler) enqueue(ctx context.Context, changed client.Object, q queue) {
-	add := func(name string) { q.AddAfter(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}}, settle) }
+	add := func(name string) {
+		q.AddAfter(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}}, debounce)
+	}
 	if p, ok := changed.(*mcfgv1.MachineConfigPool); ok {
 		add(p.Name) // it may have been deleted
 	}

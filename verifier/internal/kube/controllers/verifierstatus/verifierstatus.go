@@ -218,7 +218,7 @@ func (r *Reconciler) status(listed []string) status {
 	}
 	for _, of := range r.o.Conditions {
 		if c := of(); c.Type != "" {
-			c.Message = bounded(c.Message)
+			c.Message = truncate(c.Message)
 			s.conditions = append(s.conditions, c)
 		}
 	}
@@ -231,10 +231,10 @@ func condition(kind string, f view.Finding, found, fine metav1.ConditionStatus, 
 	if f == (view.Finding{}) {
 		return metav1.Condition{Type: kind, Status: fine, Reason: reasonAsExpected, Message: text}
 	}
-	return metav1.Condition{Type: kind, Status: found, Reason: f.Reason, Message: bounded(f.Text)}
+	return metav1.Condition{Type: kind, Status: found, Reason: f.Reason, Message: truncate(f.Text)}
 }
 
-func bounded(s string) string {
+func truncate(s string) string {
 	if len(s) > maxMessage {
 		return strings.ToValidUTF8(s[:maxMessage], "")
 	}
