@@ -150,7 +150,7 @@ func (v *verifier) reloadKeys() {
 	}
 }
 
-func TestAttack_T45_TokenUsedFiftyTimesAtOnce(t *testing.T) {
+func TestAttack_T45_TokenUsedFiftyTimesConcurrently(t *testing.T) {
 	v, _, res := attested(t)
 	var served, refused atomic.Int32
 	var wg sync.WaitGroup
@@ -203,7 +203,7 @@ func TestAttack_T45_TokenForAnotherPoolExpiredSupersededOrForged(t *testing.T) {
 	v.wantFetch("expired", "/config/worker", again.GetToken(), http.StatusUnauthorized)
 }
 
-func TestAttack_T45_TokenAfterTheMachineIsGone(t *testing.T) {
+func TestAttack_T45_TokenAfterTheMachineWasDeleted(t *testing.T) {
 	v, _, res := attested(t)
 	if code, _, _ := v.fetch(http.MethodHead, "/config/worker", res.GetToken()); code != http.StatusOK {
 		t.Fatal("honest:", code)
@@ -388,7 +388,7 @@ func TestAttack_T49_AnonymousCallersMakeTheVerifierWriteNothing(t *testing.T) {
 	}
 }
 
-func TestAttack_T51_IdleConnectionsAndFloodsDoNotShutOthersOut(t *testing.T) {
+func TestAttack_T51_IdleConnectionsAndFloodsDoNotBlockOthers(t *testing.T) {
 	v := newVerifier(t, func(dir string) {
 		text := "origins: [\"" + testOrigin + "\"]\nmaxConnections: 40\nrequestsPerSecond: 20\n"
 		if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"), []byte(text), 0o600); err != nil {

@@ -302,7 +302,7 @@ func TestAttack_T42_SecondIdentityAndSecondMachine(t *testing.T) {
 	}
 }
 
-func TestAttack_T43_ManyAtOnceWithTwoIdentities(t *testing.T) {
+func TestAttack_T43_ConcurrentAttestationsWithTwoIdentities(t *testing.T) {
 	v := newVerifier(t)
 	tpms := []*swtpmtest.TPM{swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")}
 	var honest []*node
@@ -478,7 +478,7 @@ func TestAJoinedMachineNeedsAGrantToAttestAgain(t *testing.T) {
 	v.wantReason("MachineJoined")
 }
 
-func TestAuditModeIssuesNoTokenAndOffAsksForNothing(t *testing.T) {
+func TestAuditModeIssuesNoTokenAndOffRequiresNothing(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enrol("m1", "worker", n.id.EKSPKI)
@@ -530,7 +530,7 @@ func TestTheClaimsOfATokenAreThoseOfTheMachine(t *testing.T) {
 	}
 }
 
-func TestADenialTellsThePoolsModeSoThatAnAuditStopsNoBoot(t *testing.T) {
+func TestDenial_ReportsThePoolsModeSoThatAuditStopsNoBoot(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.policy("  mode: Audit\n")
@@ -545,7 +545,7 @@ func TestADenialTellsThePoolsModeSoThatAnAuditStopsNoBoot(t *testing.T) {
 	}
 }
 
-func TestUnattestedMachinesReceiveThePreApprovedConfigAlone(t *testing.T) {
+func TestUnattestedMachinesReceiveOnlyThePreApprovedConfig(t *testing.T) {
 	v := newVerifier(t)
 	v.policy("  unattested: PreApproved\n")
 	if code, _, _ := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable {

@@ -183,7 +183,7 @@ func TestAttack_T40_AGenuineInstanceWithoutAMachineThatMayAttest(t *testing.T) {
 }
 
 // A Machine whose object is still on its way is waited for.
-func TestAMachineThatIsNotThereYet(t *testing.T) {
+func TestMachineThatDoesNotExistYet(t *testing.T) {
 	for _, cloud := range cloudNames {
 		t.Run(cloud, func(t *testing.T) {
 			s := newSite(t, cloud)
@@ -254,7 +254,7 @@ func TestAttack_T10_AnInstanceOlderThanItsMachine(t *testing.T) {
 }
 
 // A cloud whose API is down makes machines wait; it never lets one in.
-func TestACloudThatIsDownIsAWait(t *testing.T) {
+func TestUnavailableCloud_IsATemporaryDenial(t *testing.T) {
 	for _, cloud := range []string{"aws", "azure"} {
 		t.Run(cloud, func(t *testing.T) {
 			s := newSite(t, cloud)
@@ -299,7 +299,7 @@ func TestCallsOfOneAttestation(t *testing.T) {
 }
 
 // An instance document alone, where a policy takes that, is good once.
-func TestAttack_T05_AnInstanceDocumentAloneIsGoodOnce(t *testing.T) {
+func TestAttack_T05_AnInstanceDocumentWithoutATPMIsValidOnce(t *testing.T) {
 	s := newSite(t, "aws")
 	s.policy("  evidence: [{all: [aws-iid]}]\n")
 	id := s.add("worker-0", nil)

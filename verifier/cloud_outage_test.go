@@ -99,7 +99,7 @@ func TestAttack_T05_AForeignCertifiedTPMBesideACopiedDocument(t *testing.T) {
 }
 
 // First use is no way around a provider that is away, either.
-func TestAttack_T42_FirstUseWhileTheProviderIsAway(t *testing.T) {
+func TestAttack_T42_FirstUseWhileTheProviderIsUnavailable(t *testing.T) {
 	own, victims := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
 	s := newSite(t, "gcp")
 	s.change("ek-roots/own.pem", string(own.Roots()))

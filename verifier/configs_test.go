@@ -124,7 +124,7 @@ func unpacked(config string) string {
 
 // B5, B6: without a token there is the part that anyone may have, from the same
 // MachineConfigs as the whole, which an attested machine receives at once (B13).
-func TestAnonymousFetchesReceiveThePreApprovedPartAlone(t *testing.T) {
+func TestAnonymousFetch_ReceivesOnlyThePreApprovedPart(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	code, _, body := v.fetch(http.MethodGet, "/config/worker", "")
 	pre := unpacked(body)
@@ -215,7 +215,7 @@ func TestAttack_T55_APodWithoutTheBlockedPortReceivesOnlyThePreApprovedPart(t *t
 
 // B6: a MachineConfig that its owner mistakenly says anyone may have, secret and all,
 // leaves the pool without a pre-approved config, and the attested with all of it.
-func TestAttack_T55_ASecretThatAnyoneShouldHaveIsServedToNobodyElse(t *testing.T) {
+func TestAttack_T55_ASecretInThePreApprovedPartIsNotServed(t *testing.T) {
 	bad := `apiVersion: machineconfiguration.openshift.io/v1
 kind: MachineConfig
 metadata:
@@ -271,7 +271,7 @@ func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
 }
 
 // A file of configs goes before what is rendered, and that is said.
-func TestAConfigFileThatHidesWhatIsRenderedIsToldOf(t *testing.T) {
+func TestConfigFile_ThatShadowsARenderedConfigIsReported(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", map[string]string{"configs/worker.ign": fullConfig}))
 	s, err := v.standalone().State(t.Context())
 	if err != nil {

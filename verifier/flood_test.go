@@ -62,7 +62,7 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-func TestAttack_T62_StalledBodiesTakeBoundedMemory(t *testing.T) {
+func TestAttack_T62_StalledBodiesUseLimitedMemory(t *testing.T) {
 	v := newVerifier(t)
 	honest := softMachine(t, v, "honest")
 	if _, _, err := honest.attest(t.Context()); err != nil {

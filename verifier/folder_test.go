@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 )
 
-func TestAFolderThatIsAwayForAMomentErasesNoRecord(t *testing.T) {
+func TestUnmountedFolder_DeletesNoRecord(t *testing.T) {
 	v, _, _ := attested(t)
 	before := v.machine("m1").Record.Identity
 	dir := filepath.Join(v.dir, "attestations")

@@ -189,7 +189,7 @@ func TestAVerifierWhoseUpstreamIsItselfDoesNotStart(t *testing.T) {
 
 // An upstream that leads back is not always seen at the start: a load balancer, a
 // redirection rule or a DNS name may hide it. One request must not become many.
-func TestAnUpstreamThatLeadsBackCausesOneDecision(t *testing.T) {
+func TestUpstreamLoop_CausesOneDecision(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func TestAnUpstreamThatLeadsBackCausesOneDecision(t *testing.T) {
 }
 
 // docs/gate.md says what a client without TLS receives.
-func TestARequestInClearGetsNoConfig(t *testing.T) {
+func TestRequestWithoutTLS_GetsNoConfig(t *testing.T) {
 	s := serveFolder(t, "")
 	status, body := s.get("http://" + s.nodes + "/config/worker")
 	if status != http.StatusBadRequest || strings.Contains(body, "ignition") {

@@ -336,7 +336,7 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 
 // The verifier may not read one of its namespaces, as where its RoleBinding was forgotten.
 // Machines of other namespaces attest, fetch their configs, and become nodes.
-func TestOneForbiddenNamespaceStopsNoOther(t *testing.T) {
+func TestOneForbiddenNamespaceAffectsNoOther(t *testing.T) {
 	t.Parallel()
 	j := newJoining(t)
 	const elsewhere = "machines-elsewhere"

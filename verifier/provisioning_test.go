@@ -207,7 +207,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 }
 
 // Half of a file that is written in place may look like a whole one.
-func TestProvisioningTokenFileIsTakenUpWhenItIsQuiet(t *testing.T) {
+func TestProvisioningTokenFileIsUsedWhenItIsStable(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	file := v.standalone().Shared
 	v.write(sharedFile, "token: "+strings.Repeat(sharedB, 2)[:50])
@@ -366,7 +366,7 @@ func (n *node) alone(token string) (*mcsattestv1.AttestResponse, error) {
 }
 
 // It names no machine: nothing is recorded, and there is nothing to redeem.
-func TestProvisioningTokenAloneNamesNoMachine(t *testing.T) {
+func TestProvisioningTokenWithoutEvidenceNamesNoMachine(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enrol("m1", "worker", n.id.EKSPKI)
@@ -472,7 +472,7 @@ func (b behind) Live() backend.Live {
 
 // Rule 12: a replica that has not seen the newest token yet reads it before it
 // says a final no, and nobody makes it read without limit.
-func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
+func TestProvisioningTokenIsReadAgainBeforeAPermanentDenial(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	fresh, _ := provisioning.View{}.Read(v.now(), map[string][]byte{provisioning.KeyToken: []byte(sharedB)}, time.Hour)
 	reads, away := 0, false

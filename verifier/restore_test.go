@@ -16,7 +16,7 @@ import (
 // T60: etcd goes back to a day when the policy was Audit and a joined machine
 // had a grant. The verifier notices it, and neither counts until an administrator
 // acknowledges the restore.
-func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
+func TestAttack_T60_ARestoreMakesNothingLessStrictUntilAcknowledged(t *testing.T) {
 	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
 	p := rs.serve(0)

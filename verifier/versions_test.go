@@ -25,7 +25,7 @@ import (
 // says, while machines boot all the time. What one version has granted
 // the other redeems, each way. Every machine gets in, no record is lost, and no two
 // replicas lead.
-func TestClusterTwoVersionsAtOnce(t *testing.T) {
+func TestClusterTwoVersionsConcurrently(t *testing.T) {
 	for name, settings := range map[string]string{"plain": "", "credential": "credential: {}\n"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

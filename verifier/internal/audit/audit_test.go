@@ -9,7 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-func TestAttack_T49_KnockingDoesNotFillTheLog(t *testing.T) {
+func TestAttack_T49_FailedConnectionsDoNotFillTheLog(t *testing.T) {
 	var buf bytes.Buffer
 	l := New(slog.New(slog.NewJSONHandler(&buf, nil)))
 	for range 10 * burst {

@@ -33,7 +33,7 @@ func compressed(s string) string {
 	return base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-func TestWhatSupportNeedsStays(t *testing.T) {
+func TestContentForSupportIsKept(t *testing.T) {
 	s := bundle.NewScrubber(secret.New([]byte("sesame-open-sesame")))
 	for _, line := range []string{
 		`{"time":"2026-11-21T05:44:32.825576039Z","level":"INFO","msg":"decision","log":"audit","event":"attest","outcome":"allowed","correlation_id":"3a5b4fd06c86a868","source":"127.0.0.1","pool":"worker","machine":"default/worker-0","endorsement":"enrolled","ek":"71e78eb297ff04c7b1947d1fafc366459f6c7f6030a57f7d92dc3ee09c0e1ac2","token":"bcefaeee992a80ecbd738b60","evidence.tpm2":"519ef41c21e4ff7aca0450f06d27f21e2348617485abe360c59beacbd9852768"}`,
@@ -52,7 +52,7 @@ func TestWhatSupportNeedsStays(t *testing.T) {
 	}
 }
 
-func TestAttack_T46_SecretsByTheirShape(t *testing.T) {
+func TestAttack_T46_SecretsByTheirPattern(t *testing.T) {
 	s := bundle.NewScrubber()
 	key := "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIJ+abc/def\n-----END EC PRIVATE KEY-----"
 	quoted, err := json.Marshal(key)
@@ -188,7 +188,7 @@ func TestAttack_T46_KnownSecretsHoweverTheyAreWritten(t *testing.T) {
 	}
 }
 
-func TestTheListOfContentsSaysWhatIsNotInIt(t *testing.T) {
+func TestListOfContents_NamesWhatIsMissing(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	var out bytes.Buffer
 	b := bundle.Archive(&out, "support", now, bundle.NewScrubber())

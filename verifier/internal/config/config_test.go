@@ -28,7 +28,7 @@ func TestTheSmallestFileWorks(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsNamed(t *testing.T) {
+func TestErrorsNameTheField(t *testing.T) {
 	const ok = "origins: [\"https://a:1\"]\n"
 	const aws = "aws: {accounts: [\"123456789012\"], regions: [eu-central-1], "
 	const vc = "{url: \"https://v/sdk\", username: u, passwordFile: p}"
@@ -95,7 +95,7 @@ func TestOriginIsCanonical(t *testing.T) {
 	}
 }
 
-func TestAClusterNeedsNothingButItsSection(t *testing.T) {
+func TestCluster_NeedsOnlyItsSection(t *testing.T) {
 	c, err := Load(write(t, "origins: [\"https://a:1\"]\n"))
 	if err != nil || c.Kubernetes != nil {
 		t.Fatalf("without the section: %+v, %v", c.Kubernetes, err)

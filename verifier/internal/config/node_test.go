@@ -21,7 +21,7 @@ func parse(t *testing.T, text string) *config.Config {
 	return c
 }
 
-func TestWhatANodeBecomesIsOffUnlessAskedFor(t *testing.T) {
+func TestNodeSectionsAreOffByDefault(t *testing.T) {
 	c := parse(t, inACluster)
 	if c.Render != nil || c.Credential != nil || c.Approver != nil || c.Certificates != nil {
 		t.Errorf("%+v", c)
@@ -33,7 +33,7 @@ func TestWhatANodeBecomesIsOffUnlessAskedFor(t *testing.T) {
 	}
 }
 
-func TestDefaultsOfWhatANodeBecomes(t *testing.T) {
+func TestDefaultsOfNodeSections(t *testing.T) {
 	c := parse(t, inACluster+"render: {}\ncredential: {}\napprover: {}\ncertificates: {}\n")
 	if k := c.Credential; k.Kind != config.ServiceAccountToken ||
 		k.ServiceAccount != "openshift-machine-config-operator/node-bootstrapper" ||
@@ -60,7 +60,7 @@ func TestDefaultsOfWhatANodeBecomes(t *testing.T) {
 	}
 }
 
-func TestWrongSectionsOfWhatANodeBecomes(t *testing.T) {
+func TestWrongNodeSections(t *testing.T) {
 	for text, want := range map[string]string{
 		"credential: {kind: Shared}\n":                          "credential.kind",
 		"credential: {serviceAccount: nobody}\n":                "credential.serviceAccount",

@@ -332,7 +332,7 @@ func TestAttack_T49_AForgedPublishedCredentialIsNotServed(t *testing.T) {
 }
 
 // The reader waits for the controller.
-func TestACredentialThatIsPublishedAMomentLaterIsServed(t *testing.T) {
+func TestCredentialThatIsPublishedLate_IsServed(t *testing.T) {
 	s := newSite(t)
 	d := newDoor(s, config.ServiceAccountToken)
 	issuer := s.issuer(config.ServiceAccountToken)
@@ -353,7 +353,7 @@ func TestACredentialThatIsPublishedAMomentLaterIsServed(t *testing.T) {
 
 // Whom the gate makes no credential for is served what there is, whatever its
 // kubeconfig looks like.
-func TestOthersAreServedTheConfigAsItIs(t *testing.T) {
+func TestOtherClientsReceiveTheUnchangedConfig(t *testing.T) {
 	s := newSite(t)
 	for name, policy := range map[string]gate.PoolPolicy{
 		"audit": {Mode: gate.Audit}, "off": {Mode: gate.Off}, "pre-approved": {PreApproved: true},

@@ -284,7 +284,7 @@ func TestRequestsNameTheCredential(t *testing.T) {
 }
 
 // A second attestation: another token, on the same Secret, and both work.
-func TestASecondCredentialLeavesTheFirstAlone(t *testing.T) {
+func TestSecondCredential_DoesNotRevokeTheFirst(t *testing.T) {
 	both(t, func(t *testing.T, s *site, kind config.CredentialKind) {
 		uid := s.machine()
 		i := s.issuer(kind)
@@ -340,7 +340,7 @@ func TestAMachineOfBothAPIsHasOneSecret(t *testing.T) {
 
 // A record may go before anybody could look at it: of a bootstrap token its id is
 // enough.
-func TestABootstrapTokenIsRevokedByItsIDAlone(t *testing.T) {
+func TestBootstrapToken_IsRevokedByItsID(t *testing.T) {
 	s := newSite(t)
 	uid := s.machine()
 	i := s.issuer(config.BootstrapToken)
@@ -353,7 +353,7 @@ func TestABootstrapTokenIsRevokedByItsIDAlone(t *testing.T) {
 }
 
 // The Secret may go behind the record's back.
-func TestASecretThatSomebodyDeletedIsMadeAnew(t *testing.T) {
+func TestDeletedSecret_IsRecreated(t *testing.T) {
 	s := newSite(t)
 	uid := s.machine()
 	i := s.issuer(config.ServiceAccountToken)

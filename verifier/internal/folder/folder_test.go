@@ -152,7 +152,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestAnEmptyFolderCoversNothing(t *testing.T) {
+func TestEmptyFolder_CoversNoPool(t *testing.T) {
 	s, err := Load(t.TempDir())
 	if err != nil || len(s.Problems) > 0 {
 		t.Fatalf("%v, %v", err, s.Problems)
@@ -203,7 +203,7 @@ func TestProblemsNameFileAndLine(t *testing.T) {
 	}
 }
 
-func TestABrokenFileKeepsItsLastGoodStateAndStopsNoOther(t *testing.T) {
+func TestBrokenFile_KeepsItsLastGoodStateAndAffectsNoOther(t *testing.T) {
 	good := full(t)
 	f, dir := open(t, good)
 	before := f.Snapshot()
@@ -306,7 +306,7 @@ func TestAPolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
 	}
 }
 
-func TestOddFiles(t *testing.T) {
+func TestFilesOfUnusualTypes(t *testing.T) {
 	f, dir := open(t, full(t))
 	if err := os.Mkdir(filepath.Join(dir, "machines/folder.yaml"), 0o755); err != nil {
 		t.Fatal(err)

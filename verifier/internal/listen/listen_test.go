@@ -91,7 +91,7 @@ func (q *queue) Accept() (net.Conn, error) {
 	return a, nil
 }
 
-func TestAttack_T61_ConnectionsThatProvedNothingGiveWay(t *testing.T) {
+func TestAttack_T61_UnprovenConnectionsAreClosedFirst(t *testing.T) {
 	q := &queue{}
 	l := Limit(q, 4, nil)
 	accept := func(from string) *conn {
@@ -155,7 +155,7 @@ func TestAttack_T61_ConnectionsThatProvedNothingGiveWay(t *testing.T) {
 	want("and the young one, where no other is left", 1, 2, 3, 4, 7, 8)
 }
 
-func TestAttack_T51_TheSourceWithTheMostConnectionsGivesWayFirst(t *testing.T) {
+func TestAttack_T51_TheSourceWithTheMostConnectionsIsClosedFirst(t *testing.T) {
 	q := &queue{from: []string{
 		"192.0.2.1:1", "[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3]:1", // one /64
 		"192.0.2.2:1", "192.0.2.3:1",
@@ -253,7 +253,7 @@ func TestTurnsAreSharedAmongSources(t *testing.T) {
 	}
 }
 
-func TestATurnThatDoesNotComeIsADenial(t *testing.T) {
+func TestTurnTimeout_IsADenial(t *testing.T) {
 	turns := NewTurns(1, 10*time.Millisecond)
 	a := netip.MustParseAddr("192.0.2.1")
 	done, err := turns.Acquire(t.Context(), a)
@@ -290,7 +290,7 @@ func TestLimiterAllowsABurstAndThenTheRate(t *testing.T) {
 	}
 }
 
-func TestAttack_T51_ManySourcesTakeABoundedMemory(t *testing.T) {
+func TestAttack_T51_ManySourcesUseLimitedMemory(t *testing.T) {
 	l := NewLimiter(5)
 	now := time.Now()
 	for i := range uint32(3 * maxSources) {

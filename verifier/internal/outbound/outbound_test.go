@@ -68,7 +68,7 @@ func denied(t *testing.T, err error, want reason.Code) {
 	}
 }
 
-func TestAGoodAnswerIsKeptForAsLongAsTheQuestionSays(t *testing.T) {
+func TestGoodAnswer_IsCachedForTheTimeOfTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{}), &peer{}
 		for range 3 {
@@ -88,7 +88,7 @@ func TestAGoodAnswerIsKeptForAsLongAsTheQuestionSays(t *testing.T) {
 	})
 }
 
-func TestTheWholeKeyCounts(t *testing.T) {
+func TestTheWholeKeyIsCompared(t *testing.T) {
 	c, p := outbound.New("cloud", outbound.Options{}), &peer{}
 	keys := []string{"", "a", "b", "a\x00b", "ab", "a\x00", "A", " a"}
 	for _, key := range keys {
@@ -104,7 +104,7 @@ func TestTheWholeKeyCounts(t *testing.T) {
 	p.called(t, len(keys)+4)
 }
 
-func TestTheSameQuestionIsUnderWayOnce(t *testing.T) {
+func TestTheSameQuestionIsAskedOnceAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{}), &peer{delay: time.Second}
 		var wg sync.WaitGroup
@@ -122,7 +122,7 @@ func TestTheSameQuestionIsUnderWayOnce(t *testing.T) {
 	})
 }
 
-func TestOneThatGivesUpTakesNothingFromTheOthers(t *testing.T) {
+func TestCallerThatGivesUpAffectsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{}), &peer{delay: 3 * time.Second}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -158,7 +158,7 @@ func TestOneThatGivesUpTakesNothingFromTheOthers(t *testing.T) {
 	})
 }
 
-func TestNothingIsSentForACallerWhoHasGone(t *testing.T) {
+func TestNothingIsSentForACallerThatDisconnected(t *testing.T) {
 	c, p := outbound.New("cloud", outbound.Options{}), &peer{}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("hung up"))
@@ -182,7 +182,7 @@ func TestEachCallHasADeadline(t *testing.T) {
 	})
 }
 
-func TestANoIsKeptForSeconds(t *testing.T) {
+func TestDenial_IsCachedForSeconds(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
 		want reason.Code
@@ -220,7 +220,7 @@ func TestANoIsKeptForSeconds(t *testing.T) {
 	}
 }
 
-func TestAllQuestionsTogetherHaveABudget(t *testing.T) {
+func TestAllCalls_HaveABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{PerSecond: 2, Burst: 10}), &peer{}
 		refused := 0
@@ -250,7 +250,7 @@ func TestAllQuestionsTogetherHaveABudget(t *testing.T) {
 	})
 }
 
-func TestAskSaysThatItsCallerWaits(t *testing.T) {
+func TestAsk_ReportsThatItsCallerWaits(t *testing.T) {
 	c, waits := outbound.New("cloud", outbound.Options{}), 0
 	ctx := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1"), func() { waits++ })
 	for range 2 {
@@ -270,7 +270,7 @@ func TestAskSaysThatItsCallerWaits(t *testing.T) {
 }
 
 // One that presents copies of others' documents, each of which costs a call.
-func TestAttack_T51_ASourceThatFloodsTakesItsOwnShareAlone(t *testing.T) {
+func TestAttack_T51_ASourceThatFloodsUsesOnlyItsOwnShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{}), &peer{}
 		flood, honest := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::")
@@ -330,7 +330,7 @@ func TestAttack_T51_ASourceThatFloodsTakesItsOwnShareAlone(t *testing.T) {
 
 // Whoever has nothing left may still wait for another's call, and his being refused
 // does not refuse whoever asks the same.
-func TestOneSourcesRefusalIsNotAnothers(t *testing.T) {
+func TestDenialOfOneSource_DoesNotAffectAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{PerSource: 0.1}), &peer{delay: time.Second}
 		one, two := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1"), func() {}),
@@ -356,7 +356,7 @@ func TestOneSourcesRefusalIsNotAnothers(t *testing.T) {
 
 // A panic in a client ends the request that it is in: net/http catches it there.
 // In another goroutine it would end the process.
-func TestAPanicIsTheCallersAlone(t *testing.T) {
+func TestPanic_EndsOnlyTheRequestOfItsCaller(t *testing.T) {
 	c := outbound.New("cloud", outbound.Options{})
 	asked, release := make(chan struct{}), make(chan struct{})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -78,7 +78,7 @@ func code(err error) reason.Code {
 	return reason.From(err).Code
 }
 
-func TestAttack_T45_FiftyAtOnceTakeNoMoreUsesThanThereAre(t *testing.T) {
+func TestAttack_T45_FiftyConcurrentRequestsTakeNoMoreUsesThanAllowed(t *testing.T) {
 	r, _, claims := attested(t)
 	var taken, refused atomic.Int32
 	var wg sync.WaitGroup
@@ -98,7 +98,7 @@ func TestAttack_T45_FiftyAtOnceTakeNoMoreUsesThanThereAre(t *testing.T) {
 	}
 }
 
-func TestTheMachineAsItIsNowDecides(t *testing.T) {
+func TestTheCurrentStateOfTheMachineDecides(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*testing.T, *redeem.Redeemer, *store.Store, *token.Claims)
@@ -220,7 +220,7 @@ func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
 }
 
 // Without a next request the use is returned all the same, for other replicas.
-func TestRedeem_ReturnsAnUnservedUseByItself(t *testing.T) {
+func TestRedeem_ReturnsAnUnservedUseInTheBackground(t *testing.T) {
 	r, s, c := attested(t)
 	l := &lossy{Store: s}
 	r.Records, r.ReturnAfter = l, 10*time.Millisecond

@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
-func TestMetricsCertificateIsTakenFromItsFolder(t *testing.T) {
+func TestMetricsCertificateIsReadFromItsFolder(t *testing.T) {
 	dir := t.TempDir()
 	ahead := time.Duration(0)
 	c := &metricsCertificate{dir: dir, now: func() time.Time { return time.Now().Add(ahead) },

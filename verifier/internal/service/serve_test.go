@@ -210,7 +210,7 @@ func TestAttack_T61_AppraisalsOfOneSourceWorkInTurns(t *testing.T) {
 	wg.Wait()
 }
 
-func TestAppraisalsThatWaitForTheAPIHoldNoTurn(t *testing.T) {
+func TestAppraisalThatWaitsForTheAPI_HoldsNoTurn(t *testing.T) {
 	all := 4 * runtime.GOMAXPROCS(0)
 	waiting, answer := make(chan struct{}, all), make(chan struct{})
 	post := appraised(t, func() {}, func() { waiting <- struct{}{}; <-answer })

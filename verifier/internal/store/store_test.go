@@ -67,7 +67,7 @@ func (k kept) want(t *testing.T, uid, pool string) {
 
 type kept struct{ *store.Store }
 
-func TestRecordsAreThereAfterReopening(t *testing.T) {
+func TestRecordsExistAfterReopening(t *testing.T) {
 	s, path := open(t)
 	if rec, err := s.Record(t.Context(), "uid1"); rec != nil || err != nil {
 		t.Fatalf("before: %v, %v", rec, err)
@@ -136,7 +136,7 @@ func TestAttack_T42_OneIdentityForTwoMachines(t *testing.T) {
 	}
 }
 
-func TestAttack_T43_ManyMachinesClaimOneIdentityAtOnce(t *testing.T) {
+func TestAttack_T43_ManyMachinesClaimOneIdentityConcurrently(t *testing.T) {
 	s, _ := open(t)
 	const n = 50
 	var won atomic.Int32
@@ -166,7 +166,7 @@ func TestAttack_T43_ManyMachinesClaimOneIdentityAtOnce(t *testing.T) {
 	}
 }
 
-func TestUpdatesAtOnceAllCount(t *testing.T) {
+func TestConcurrentUpdatesAreAllStored(t *testing.T) {
 	s, _ := open(t)
 	var wg sync.WaitGroup
 	for range 50 {
@@ -190,7 +190,7 @@ func TestUpdatesAtOnceAllCount(t *testing.T) {
 	}
 }
 
-func TestForgetting(t *testing.T) {
+func TestPrune_DeletesRecordsOfDeletedMachines(t *testing.T) {
 	s, _ := open(t)
 	for _, uid := range []string{"uid1", "uid2"} {
 		if err := s.Attest(t.Context(), uid, []string{"ek-" + uid}, everyone, become(uid, "a")); err != nil {
@@ -255,7 +255,7 @@ func TestAttack_T40_GenuineTPMsByTheThousandFillABoundedList(t *testing.T) {
 	}
 }
 
-func TestWhoIsSettledWaitsNoMore(t *testing.T) {
+func TestDeletePending_EndsTheWait(t *testing.T) {
 	s, _ := open(t)
 	if err := s.AddPending(t.Context(), start, waiting(1)); err != nil {
 		t.Fatal(err)
@@ -270,14 +270,14 @@ func TestWhoIsSettledWaitsNoMore(t *testing.T) {
 	}
 }
 
-func TestASecondWriterIsTold(t *testing.T) {
+func TestSecondWriter_IsReported(t *testing.T) {
 	_, path := open(t)
 	if _, err := store.Open(path); !errors.Is(err, store.ErrLocked) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestWithoutTheDatabaseEveryCallIsTemporarilyRefused(t *testing.T) {
+func TestWithoutTheDatabase_EveryDenialIsTemporary(t *testing.T) {
 	s, _ := open(t)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -288,8 +288,8 @@ func TestWithoutTheDatabaseEveryCallIsTemporarilyRefused(t *testing.T) {
 	for call, err := range map[string]error{
 		"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr, "AddPending": s.AddPending(t.Context(), start, waiting(1)),
 		"DeletePending": s.DeletePending(t.Context(), "ek1"),
-		"Update":  s.Update(t.Context(), "uid1", become("uid1", "a")),
-		"Attest":  s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),
+		"Update":        s.Update(t.Context(), "uid1", become("uid1", "a")),
+		"Attest":        s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),
 	} {
 		if d := reason.From(err); d == nil || d.Code != reason.StoreUnavailable || !d.Code.Info().Temporary {
 			t.Errorf("%s: %v", call, err)

@@ -105,7 +105,7 @@ func TestOwnRootsReplaceTheDefaults(t *testing.T) {
 	}
 }
 
-func TestARegionsCertificateIsReplacedAlone(t *testing.T) {
+func TestCertificateOfARegion_IsReplacedWithoutTheOthers(t *testing.T) {
 	own := join(t, parse(t, trust.AWSCertificates, regional(t, "eu-central-1")),
 		parse(t, trust.AWSCertificates, regional(t, "xx-new-1")))
 	defaults := awsiid.Defaults()
@@ -150,7 +150,7 @@ func TestAttack_T15_ABrokenFileDoesNotBringDistrustedAnchorsBack(t *testing.T) {
 	}
 }
 
-func TestAttack_T15_TheNextEndIsTold(t *testing.T) {
+func TestAttack_T15_TheNextExpiryIsReported(t *testing.T) {
 	soon, later := now.AddDate(0, 1, 0), now.AddDate(3, 0, 0)
 	ended := authority(t, "ended", now.AddDate(0, 0, -1))
 	all := join(t, parse(t, trust.AzureRoots,
@@ -163,7 +163,7 @@ func TestAttack_T15_TheNextEndIsTold(t *testing.T) {
 	}
 }
 
-func TestWhatHasNotChangedStays(t *testing.T) {
+func TestUnchangedAnchorsAreReused(t *testing.T) {
 	var j trust.Joined
 	f := parse(t, trust.AzureRoots, authority(t, "own", now.AddDate(5, 0, 0)))
 	first, _ := j.Join([]trust.File{f})

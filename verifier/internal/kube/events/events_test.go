@@ -44,7 +44,7 @@ func machine(name string) events.Object {
 	}
 }
 
-func TestAttack_T58_EventsAreLostWhileTheAPIIsAway(t *testing.T) {
+func TestAttack_T58_EventsAreLostWhileTheAPIIsUnavailable(t *testing.T) {
 	c := cluster.Start(t)
 	typed := client(t, c.Admin())
 	var lost atomic.Int32
@@ -140,7 +140,7 @@ func until(t *testing.T, done func() bool) {
 }
 
 // Where Events may be created but not patched, a repeated Event becomes a new object.
-func TestWhatMayNotBeCountedIsToldAgain(t *testing.T) {
+func TestEventsThatMayNotBePatchedAreCreatedAgain(t *testing.T) {
 	a := &api{}
 	r := a.recorder(t, func() { t.Error("an Event was lost") })
 	for range 3 {

@@ -52,7 +52,7 @@ func (f *Faults) put(kind kind, o *sources.Object, problems []manifest.Problem, 
 	var texts []string
 	for _, p := range problems {
 		if !p.Warning {
-			texts = append(texts, says(p))
+			texts = append(texts, describe(p))
 		}
 	}
 	text := sources.Truncate(strings.Join(texts, "\n"))
@@ -112,7 +112,7 @@ func (f *Faults) MayBeQuarantined(m *machine.Machine) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for k, one := range f.all {
-		if !one.never || k.kind != attestationKind.String() || one.stops.nobody {
+		if !one.never || k.kind != attestationKind.String() || one.stops.none {
 			continue
 		}
 		for _, m := range []*machine.Machine{m, m.Mirror} {
@@ -163,8 +163,8 @@ func (f *Faults) requests() (all []reconcile.Request) {
 	return all
 }
 
-// says formats a problem without the file, which an object of the API does not have.
-func says(p manifest.Problem) string {
+// describe formats a problem without the file, which an object of the API does not have.
+func describe(p manifest.Problem) string {
 	if p.Want == "" {
 		return p.What
 	}

@@ -64,7 +64,7 @@ func TestAConditionThatNoLongerHoldsIsReconciledByTheNextLeader(t *testing.T) {
 }
 
 // A controller that gave up after an error, or missed a request, finds its objects again.
-func TestEveryControllerIsAskedAgain(t *testing.T) {
+func TestEveryControllerReconcilesAgain(t *testing.T) {
 	c := unconnected(t)
 	for name, interval := range map[string]time.Duration{
 		"SigningKeys": c.Triggers.SigningKeys.Interval, "ProvisioningToken": c.Triggers.ProvisioningToken.Interval,

@@ -37,7 +37,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// callTimeout is how long one call of the API may take.
+// callTimeout is the timeout of a call to the API.
 const callTimeout = 5 * time.Second
 
 const (
@@ -49,15 +49,15 @@ const (
 	defaultWritesPerSec = 20
 )
 
-// Options are what an Inventory needs besides its configuration. The zero value
-// works where nothing else is said.
+// Options configure an Inventory, besides its configuration. Unless noted, a field may be zero.
 type Options struct {
 	Log     *slog.Logger     // required
 	Now     func() time.Time // default time.Now
 	Version string           // of this program
-	// Account is the name of the service account of this process, for hints. Empty: it is not named.
+	// Account is the name of the service account of this process for hints. If empty, hints do not name
+	// it.
 	Account string
-	// Identity of the controller in the Lease and in the status of the AttestationVerifier.
+	// Identity is that of the controller, in the Lease and in the status of the AttestationVerifier.
 	Identity string
 
 	ProvisioningToken config.ProvisioningToken
@@ -65,44 +65,44 @@ type Options struct {
 
 	// Certificate is called with each new serving certificate, one at a time.
 	Certificate func(*tls.Certificate)
-	// Changed is called after anything that is known has changed, one call at a
-	// time and not for each change by itself.
+	// Changed is called after changes of the state, one call at a time. One call may cover several
+	// changes.
 	Changed func()
-	// Events receives what happened to objects; nil: nobody hears of it.
+	// Events receives what happened to objects. If nil, Events are discarded.
 	Events events.Sink
-	// Called hears of each call of the API for a record; see [records.Options].
+	// Called receives each call of the API for a record; see [records.Options].
 	Called func(verb, resource string)
 
-	// Names keeps Machines also by the names that certificate signing requests have.
+	// Names indexes Machines also by the names in certificate signing requests.
 	Names bool
 	// Observe keeps whole records, for [Inventory.State].
 	Observe bool
-	// Revoke takes back the bootstrap credentials of a Machine that is gone or was
-	// quarantined. It may be called again for the same; nil: there are none.
+	// Revoke revokes the bootstrap credentials of a Machine that was deleted or quarantined. Calls may
+	// repeat. It is nil if machines have none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 
-	// Token receives, with each change of a record, the id of the attestation token that its machine may use now;
-	// "" if there is none. Nil: not wanted.
+	// Token, if set, receives at each change of a record the id of the attestation token that its
+	// machine may use now, or "".
 	Token func(uid, tokenID string)
-	// RenewKeys replaces keys from before a restore of etcd. It fails if there are no
-	// others afterwards. The front has none.
+	// RenewKeys replaces keys from before a restore of etcd. It fails if such keys remain. The front
+	// has none.
 	RenewKeys func(context.Context) error
 
-	// Discovery is how often a kind that the cluster does not have is looked for,
-	// Probe how often the API's revision is, Pass how often the holder of the
-	// lease looks at everything. Defaults: a minute, 30 s, a minute.
+	// Discovery is the pause between requests for a kind that the cluster does not have. Probe is the
+	// interval of the reads of the API's revision. Pass is the interval at which the leader checks
+	// everything. Defaults: a minute, 30 s, a minute.
 	Discovery, Probe, Pass time.Duration
-	// WritesPerSecond bounds what the holder writes, but for the records of Machines. Default 20.
+	// WritesPerSecond limits the leader's writes, except those of the records of Machines. Default 20.
 	WritesPerSecond float32
 }
 
-// Inventory is what the verifier knows of its cluster. It is safe for concurrent use.
+// Inventory is the cached state of the cluster. It is safe for concurrent use.
 type Inventory struct {
 	*Machines
 	*Faults
 	*Policies
 	*Secrets
-	// Triggers are those of the controllers that the inventory requests reconciliations of.
+	// Triggers are those of the controllers from which the inventory requests reconciliations.
 	Triggers Triggers
 
 	o       Options
@@ -122,8 +122,8 @@ type Inventory struct {
 	limit   flowcontrol.RateLimiter // of bookkeeping
 	leading atomic.Bool
 
-	// batch is held for reading while a whole list of what the view is made of is
-	// taken in, and for writing while the view is built.
+	// batch is held for reading while a whole list of the view's input is applied, and for writing
+	// while the view is built.
 	batch sync.RWMutex
 	began time.Time
 }
@@ -134,11 +134,11 @@ type Triggers struct {
 	SigningKeys, ProvisioningToken, PointerConfigs kube.Trigger
 }
 
-// New prepares everything and makes no call yet.
+// New prepares the inventory. It makes no call.
 func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	r = rest.CopyConfig(r)
-	// The API server's priority and fairness is what bounds us; client-go's own
-	// five requests a second would make fifty machines wait for each other.
+	// API Priority and Fairness limits the calls. client-go's default of five requests per second would
+	// make fifty machines wait for each other.
 	r.QPS, r.Burst = -1, 0
 	r.UserAgent = "mcs-attest-verifier/" + cmp.Or(o.Version, "unknown")
 	o.Now = orElse(o.Now, time.Now)
@@ -217,7 +217,7 @@ func orElse(f, def func() time.Time) func() time.Time {
 	return f
 }
 
-// plan lists what is watched.
+// plan returns the sources to watch.
 func (c *Inventory) plan() ([]*sources.Source, error) {
 	namespaces := c.config.MachineNamespaces
 	if slices.Contains(namespaces, "*") {
@@ -256,7 +256,7 @@ var (
 
 var namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 
-// key names an object of a kind.
+// key identifies an object of a kind.
 type key struct{ namespace, name string }
 
 func (k key) String() string {
@@ -265,12 +265,12 @@ func (k key) String() string {
 
 func keyOf(n types.NamespacedName) key { return key{n.Namespace, n.Name} }
 
-// aboutOf names an object for an Event.
+// aboutOf returns the object of an Event.
 func aboutOf(o *sources.Object) events.Object {
 	return events.Object{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
 }
 
-// newWatches prepares what is watched.
+// newWatches creates the sources.
 func (c *Inventory) newWatches(r *rest.Config) error {
 	scheme, err := kube.NewScheme()
 	if err != nil {
@@ -308,7 +308,7 @@ func (c *Inventory) Run(ctx context.Context) error {
 	return nil
 }
 
-// publish builds the view after changes and calls Changed. It combines changes that follow each other fast.
+// publish builds the view after changes and calls Changed. It combines changes in quick succession.
 func (c *Inventory) publish(ctx context.Context) {
 	check := time.NewTicker(staleInterval)
 	defer check.Stop()
@@ -323,7 +323,8 @@ func (c *Inventory) publish(ctx context.Context) {
 			now := c.View().Complete
 			read, _ := c.Synced()
 			if now && !was || read && !synced {
-				// What had to wait for it. The policies decide which pointer configs carry the provisioning token.
+				// These depend on the view. The policies decide which pointer configs have the
+				// provisioning token.
 				c.Triggers.MachineRecord.EnqueueAll()
 				c.Triggers.PointerConfigs.EnqueueAll()
 				c.rolesChanged()
@@ -335,10 +336,10 @@ func (c *Inventory) publish(ctx context.Context) {
 	}
 }
 
-// staleInterval is how often the inventory checks whether its content is too old. No event reports that.
+// staleInterval is the interval of the checks for outdated state, for which there is no event.
 const staleInterval = 5 * time.Second
 
-// checkStale requests a new view if content has become too old, or is no longer too old.
+// checkStale requests a new view if any state became outdated, or is current again.
 func (c *Inventory) checkStale(now time.Time) {
 	in, all := c.watches.Outdated(now)
 	if w := c.View(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
@@ -346,7 +347,7 @@ func (c *Inventory) checkStale(now time.Time) {
 	}
 }
 
-// Outdated says why nothing is granted to the Machine with this UID now; nil if it may be.
+// Outdated returns why nothing may be granted to the Machine with this UID now, or nil if it may be.
 func (c *Inventory) Outdated(uid string) error {
 	w := c.View()
 	if w.Stale != nil {
@@ -356,13 +357,13 @@ func (c *Inventory) Outdated(uid string) error {
 	if !ok && len(w.StaleIn) == 0 {
 		return c.guard.Outdated(uid)
 	}
-	if !ok { // it may be in the namespace that cannot be read
+	if !ok { // it may be in a namespace that cannot be read
 		return w.StaleIn[slices.Sorted(maps.Keys(w.StaleIn))[0]]
 	}
 	return w.Outdated(m)
 }
 
-// changed notes that something is not as it was.
+// changed records a change.
 func (c *Inventory) changed() {
 	select {
 	case c.dirty <- struct{}{}:
@@ -370,21 +371,22 @@ func (c *Inventory) changed() {
 	}
 }
 
-// View returns what the service appraises with now.
+// View returns the current view of the service.
 func (c *Inventory) View() *view.View { return c.view.Load() }
 
-// Registry is every Machine that is known.
+// Registry returns all known Machines.
 func (c *Inventory) Registry() *machine.Registry { return c.registry }
 
 // Records are the records.
 func (c *Inventory) Records() *records.Records { return c.records }
 
-// Synced reports whether everything that serving depends on was read and may be
-// read, and what was not. A namespace of Machines that may not be read stops no others.
+// Synced reports whether every source that serving needs was read and is not forbidden, and lists those
+// for which this is false. A forbidden namespace of Machines does not affect the others.
 func (c *Inventory) Synced() (bool, []string) { return c.watches.Synced() }
 
-// Ready returns why a controller cannot decide anything: something was not read or is too old, or the repair after a
-// restore of etcd has not tried each record. Nil: it can. [Inventory.Unrepaired] is about one record.
+// Ready returns why a controller cannot make a decision, or nil. Something was not read or is too old,
+// or the repair after a restore of etcd has not tried each record. For one record, see
+// [Inventory.Unrepaired].
 func (c *Inventory) Ready() error {
 	if synced, missing := c.Synced(); !synced {
 		return errors.New(sources.Truncate(strings.Join(missing, "; ")))
@@ -393,15 +395,16 @@ func (c *Inventory) Ready() error {
 		return err
 	}
 	if !c.guard.Rekeyed() {
-		return errors.New("what was in force before etcd was restored is being set again")
+		return errors.New("the state from before the restore of etcd is being set again")
 	}
 	return nil
 }
 
-// Unrepaired returns an error while the record of a Machine lacks what a restore of etcd took from it.
+// Unrepaired returns an error while the record of a Machine lacks a state that a restore of etcd
+// removed.
 func (c *Inventory) Unrepaired(uid string) error { return c.guard.Outdated(c.RecordUID(uid)) }
 
-// build makes the view of what is known now.
+// build builds the view of the current state.
 func (c *Inventory) build() {
 	c.batch.Lock()
 	defer c.batch.Unlock()
@@ -415,16 +418,15 @@ func (c *Inventory) build() {
 	c.view.Store(w)
 }
 
-// complete reports whether everything that an administrator wrote about Machines
-// is in force. What was never readable may be the Machine that nobody finds, or
-// the quarantine that nobody sees.
+// complete reports whether everything that an administrator wrote about Machines is in force. An object
+// that was never readable may be a missing Machine, or a quarantine.
 func (c *Inventory) complete() bool {
 	return c.watches.Complete() && !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
 }
 
-// Settled reports whether everything was read that could object to a change in a namespace of
-// Machines; release: to the release of a quarantine. A namespace that may not be read stops what
-// is about its own Machines. "" is a namespace that is not known.
+// Settled reports whether every object was read that could prevent a change in a namespace of Machines.
+// If release is true, it also considers the objects that could prevent the release of a quarantine. A
+// forbidden namespace affects only its own Machines. The namespace is "" if it is unknown.
 func (c *Inventory) Settled(namespace string, release bool) bool {
 	if synced, _ := c.Synced(); !synced {
 		return false
@@ -439,7 +441,7 @@ func (c *Inventory) Settled(namespace string, release bool) bool {
 		case namespace == "" || w.Namespace == namespace:
 			return false
 		case release && s.Unsynced && w.Resource == attestationKind.Resource:
-			return false // an object there may demand it, and was never read
+			return false // an object there that was never read may require it
 		}
 	}
 	return true
@@ -454,7 +456,7 @@ func (c *Inventory) rolesChanged() {
 	c.Triggers.NodeRoles.EnqueueAfter(200*time.Millisecond, kube.PriorityChange, reconcile.Request{})
 }
 
-// unusable notes that an object cannot be used as it stands.
+// unusable records that an object cannot be used as it is.
 func (c *Inventory) unusable(s *sources.Source, o *sources.Object, problems []manifest.Problem, hadGood bool) {
 	c.Faults.put(s.Kind, o, problems, hadGood)
 	if s.Kind.String() == policyKind.String() {
@@ -463,11 +465,11 @@ func (c *Inventory) unusable(s *sources.Source, o *sources.Object, problems []ma
 	c.changed()
 }
 
-// usable notes that an object can be used, or is gone.
+// usable records that an object can be used, or was deleted.
 func (c *Inventory) usable(s *sources.Source, name types.NamespacedName) {
 	c.Faults.drop(s.Kind, name)
 	c.changed()
 }
 
-// Limit bounds what the holder of the lease writes.
+// Limit returns the rate limit of the leader's writes.
 func (c *Inventory) Limit() flowcontrol.RateLimiter { return c.limit }

@@ -350,7 +350,7 @@ func (p *process) synced() error {
 	return nil
 }
 
-func says(err bool, format string, a ...any) error {
+func errorIf(err bool, format string, a ...any) error {
 	if err {
 		return fmt.Errorf(format, a...)
 	}
@@ -383,7 +383,7 @@ func (w *whole) condition(resource schema.GroupVersionResource, namespace, name,
 	return metav1.Condition{}
 }
 
-func TestWorldFromTheAPI(t *testing.T) {
+func TestViewFromTheAPI(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	w.worker("one", func(o map[string]any) {
@@ -397,10 +397,10 @@ func TestWorldFromTheAPI(t *testing.T) {
 		t.Errorf("before anything was read: synced %v, missing %v", ok, missing)
 	}
 	until(t, "sync", p.synced)
-	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return says(!ok, "no key signs") })
+	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return errorIf(!ok, "no key signs") })
 	until(t, "world", func() error {
 		world := p.View()
-		return says(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete,
+		return errorIf(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete,
 			world.Policies.Pools())
 	})
 	if p.Registry().Len() != 1 || len(p.Keys().Seals.Keys) != 1 {
@@ -411,7 +411,7 @@ func TestWorldFromTheAPI(t *testing.T) {
 	}
 	until(t, "available", func() error {
 		c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionAvailable)
-		return says(c.Status != metav1.ConditionTrue, "%+v", c)
+		return errorIf(c.Status != metav1.ConditionTrue, "%+v", c)
 	})
 
 	t.Run("Machines of every namespace", func(t *testing.T) {
@@ -426,13 +426,13 @@ func TestWorldFromTheAPI(t *testing.T) {
 		w.secret(operatorNS, "machine-config-server-tls", w.certificate(time.Now()))
 		w.configMap(operatorNS, "machine-config-server-ca", nil, map[string]string{"ca-bundle.crt": w.ca})
 		until(t, "it is served, and its CA trusted", func() error {
-			return says(served.Load() != 2 || p.UpstreamCAs().Equal(before), "served %d", served.Load())
+			return errorIf(served.Load() != 2 || p.UpstreamCAs().Equal(before), "served %d", served.Load())
 		})
 	})
 	t.Run("C11: the CA of older clusters", func(t *testing.T) {
 		w.delete(configMaps, operatorNS, "machine-config-server-ca")
-		until(t, "there is none", func() error { return says(p.UpstreamCAs() != nil, "still there") })
+		until(t, "there is none", func() error { return errorIf(p.UpstreamCAs() != nil, "still there") })
 		w.configMap("kube-system", "root-ca", nil, map[string]string{"ca.crt": w.ca})
-		until(t, "root-ca", func() error { return says(p.UpstreamCAs() == nil, "none") })
+		until(t, "root-ca", func() error { return errorIf(p.UpstreamCAs() == nil, "none") })
 	})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
 )
 
-func TestAMachineInBothAPIsHasOneRecordToSettle(t *testing.T) {
+func TestMachineInBothAPIs_HasOneRecord(t *testing.T) {
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	now := func() time.Time { return at }
 	c := newMachines(machinesOptions{Registry: machine.NewRegistry(nil), Now: now})

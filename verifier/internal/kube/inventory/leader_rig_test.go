@@ -104,11 +104,11 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 
 	t.Run("rotation overlaps", func(t *testing.T) {
 		old, _ := all[0].Keys().Tokens.Current(time.Now())
-		until(t, "a next key is published", func() error { return says(len(all[0].keyIDs()) < 2, "%v", all[0].keyIDs()) })
+		until(t, "a next key is published", func() error { return errorIf(len(all[0].keyIDs()) < 2, "%v", all[0].keyIDs()) })
 		until(t, "everyone has it", agree(all...))
 		until(t, "it signs", func() error {
 			now, ok := all[1].Keys().Tokens.Current(time.Now())
-			return says(!ok || now.ID == old.ID, "%s still signs", now.ID)
+			return errorIf(!ok || now.ID == old.ID, "%s still signs", now.ID)
 		})
 		if !slices.Contains(all[2].keyIDs(), old.ID) {
 			t.Error("the old key does not verify any more what it signed a moment ago")
@@ -118,7 +118,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		cuts[holder].cut.Store(true)
 		rest := slices.Delete(slices.Clone(all), holder, holder+1)
 		until(t, "one of the others holds the lease", func() error {
-			return says(rest[0].holds()+rest[1].holds() != 1, "%d, %d", rest[0].holds(), rest[1].holds())
+			return errorIf(rest[0].holds()+rest[1].holds() != 1, "%d, %d", rest[0].holds(), rest[1].holds())
 		})
 		if len(all[holder].keyIDs()) == 0 || len(all[holder].View().Policies.Pools()) != 1 {
 			t.Error("a replica that lost the lease stopped serving")
@@ -126,7 +126,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		known := rest[0].keyIDs()
 		until(t, "keys rotate on", func() error {
 			ids := rest[0].keyIDs()
-			return says(slices.Contains(known, ids[len(ids)-1]), "%v", ids)
+			return errorIf(slices.Contains(known, ids[len(ids)-1]), "%v", ids)
 		})
 		cuts[holder].cut.Store(false)
 		until(t, "the one that was cut off comes back to the same keys", agree(all...))
@@ -137,7 +137,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		all[now].stop()
 		rest := slices.Delete(slices.Clone(all), now, now+1)
 		until(t, "another holds it", func() error {
-			return says(rest[0].holds()+rest[1].holds() != 1, "%d, %d", rest[0].holds(), rest[1].holds())
+			return errorIf(rest[0].holds()+rest[1].holds() != 1, "%d, %d", rest[0].holds(), rest[1].holds())
 		})
 		t.Logf("taken over after %v", time.Since(began))
 	})
@@ -147,7 +147,7 @@ func TestKeysOutliveTheirSecret(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	p, q := w.start("a"), w.start("b")
-	until(t, "keys", func() error { return says(len(p.keyIDs()) != 1 || len(q.keyIDs()) != 1, "none") })
+	until(t, "keys", func() error { return errorIf(len(p.keyIDs()) != 1 || len(q.keyIDs()) != 1, "none") })
 	first := p.keyIDs()
 	keysOf := func() map[string]any {
 		o := w.get(secrets, ownNamespace, verifier.KeysSecret)
@@ -157,19 +157,19 @@ func TestKeysOutliveTheirSecret(t *testing.T) {
 	good := keysOf()
 
 	w.secret(ownNamespace, verifier.KeysSecret, map[string]string{keys.TokenFile: "{", keys.SealFile: "{"})
-	until(t, "it is reported", func() error { return says(len(p.Problems()) != 1, "%v", p.Problems()) })
+	until(t, "it is reported", func() error { return errorIf(len(p.Problems()) != 1, "%v", p.Problems()) })
 	time.Sleep(2 * time.Second) // several passes of the holder
 	if !slices.Equal(p.keyIDs(), first) || !slices.Equal(q.keyIDs(), first) || len(keysOf()) != 2 {
 		t.Error("keys that cannot be read replaced the good ones, or were written over")
 	}
 	w.put(secrets, ownNamespace, map[string]any{"apiVersion": "v1", "kind": "Secret",
 		"metadata": map[string]any{"name": verifier.KeysSecret}, "data": good})
-	until(t, "mended", func() error { return says(len(p.Problems()) != 0, "%v", p.Problems()) })
+	until(t, "mended", func() error { return errorIf(len(p.Problems()) != 0, "%v", p.Problems()) })
 
 	w.delete(secrets, ownNamespace, verifier.KeysSecret)
 	until(t, "new ones are made", func() error {
 		ids := p.keyIDs()
-		return says(len(ids) != 1 || ids[0] == first[0] || !slices.Equal(ids, q.keyIDs()), "%v, %v", ids, q.keyIDs())
+		return errorIf(len(ids) != 1 || ids[0] == first[0] || !slices.Equal(ids, q.keyIDs()), "%v, %v", ids, q.keyIDs())
 	})
 }
 
@@ -200,14 +200,14 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 	attestationsOf(w, uid)
 	t.Run("quarantine is latched, and lifted", func(t *testing.T) {
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":true}}`)
-		until(t, "latched", func() error { return says(!record(uid).Quarantined, "not") })
+		until(t, "latched", func() error { return errorIf(!record(uid).Quarantined, "not") })
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":false}}`)
-		until(t, "lifted", func() error { return says(record(uid).Quarantined, "still") })
+		until(t, "lifted", func() error { return errorIf(record(uid).Quarantined, "still") })
 	})
 	t.Run("joining is latched", func(t *testing.T) {
 		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n1"},
 			"spec": map[string]any{"providerID": "aws:///a/i-1"}})
-		until(t, "latched", func() error { return says(record(uid).Phase != v1alpha1.PhaseJoined, "%v", record(uid).Phase) })
+		until(t, "latched", func() error { return errorIf(record(uid).Phase != v1alpha1.PhaseJoined, "%v", record(uid).Phase) })
 		w.delete(nodes, "", "n1")
 		time.Sleep(time.Second)
 		if got := record(uid).Phase; got != v1alpha1.PhaseJoined {
@@ -219,7 +219,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		o := w.worker("old")
 		w.patch(machines, machineNamespace, "old", `{"status":{"nodeRef":{"name":"n"}}}`, "status")
 		p = w.start("a2")
-		until(t, "known", func() error { return says(!p.Registry().Known(string(o.GetUID())), "not") })
+		until(t, "known", func() error { return errorIf(!p.Registry().Known(string(o.GetUID())), "not") })
 		later := w.worker("later")
 		attestationsOf(w, string(later.GetUID()))
 		if r, err := w.there(attestations, machineNamespace, string(o.GetUID())); err != nil || r != nil {
@@ -231,7 +231,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		m, _ := p.Registry().ByUID(uid)
 		other := w.worker("two", annotated(2))
 		attestationsOf(w, string(other.GetUID()))
-		until(t, "known", func() error { return says(!p.Registry().Known(string(other.GetUID())), "not") })
+		until(t, "known", func() error { return errorIf(!p.Registry().Known(string(other.GetUID())), "not") })
 		two, _ := p.Registry().ByUID(string(other.GetUID()))
 		if err := attest(p.Records(), two, id, "token", time.Now()); err != nil {
 			t.Fatal(err)
@@ -246,13 +246,13 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		until(t, "all of it is gone", func() error {
 			a, err1 := w.there(attestations, machineNamespace, uid)
 			b, err2 := w.there(attestations, machineNamespace, two.UID)
-			return says(a != nil || b != nil || err1 != nil || err2 != nil || len(w.list(claims, "")) != 0, "%v, %v, %d claims",
+			return errorIf(a != nil || b != nil || err1 != nil || err2 != nil || len(w.list(claims, "")) != 0, "%v, %v, %d claims",
 				a, b, len(w.list(claims, "")))
 		})
 	})
 	t.Run("a claim that no record leads to", func(t *testing.T) {
 		o := w.worker("three")
-		until(t, "known", func() error { return says(!p.Registry().Known(string(o.GetUID())), "not") })
+		until(t, "known", func() error { return errorIf(!p.Registry().Known(string(o.GetUID())), "not") })
 		m, _ := p.Registry().ByUID(string(o.GetUID()))
 		if err := attest(p.Records(), m, unique(), "token", time.Now()); err != nil {
 			t.Fatal(err)
@@ -261,7 +261,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		w.delete(machines, machineNamespace, "three")
 		w.delete(attestations, machineNamespace, m.UID)
 		p = w.start("c")
-		until(t, "it is gone", func() error { return says(len(w.list(claims, "")) != 0, "still there") })
+		until(t, "it is gone", func() error { return errorIf(len(w.list(claims, "")) != 0, "still there") })
 	})
 	t.Run("who waits too long", func(t *testing.T) {
 		for name, seen := range map[string]time.Time{"pending-00000000000000aa": time.Now().Add(-25 * time.Hour),
@@ -274,7 +274,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		}
 		until(t, "the old one is gone", func() error {
 			o, err := w.there(attestations, ownNamespace, "pending-00000000000000aa")
-			return says(o != nil || err != nil, "%v", err)
+			return errorIf(o != nil || err != nil, "%v", err)
 		})
 		if o, err := w.there(attestations, ownNamespace, "pending-00000000000000bb"); o == nil {
 			t.Error("the other, too:", err)
@@ -284,7 +284,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 
 // An object that cannot be used keeps the quarantine of the Machine that it names, where
 // it says so, and no other.
-func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
+func TestUnreadableObject_DelaysNoOtherRelease(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	p := w.start("a")
@@ -299,7 +299,7 @@ func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
 		w.patch(attestationsOf(w, uids[name]), machineNamespace, uids[name], `{"spec":{"quarantined":true}}`)
 	}
 	for name, uid := range uids {
-		until(t, name+" is latched", func() error { return says(!quarantined(uid), "not") })
+		until(t, name+" is latched", func() error { return errorIf(!quarantined(uid), "not") })
 	}
 	for name, spec := range map[string]map[string]any{
 		"broken-one": {"machineRef": map[string]any{"name": "one"}},
@@ -310,17 +310,17 @@ func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
 			map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
 				"metadata": map[string]any{"name": name}, "spec": spec})
 	}
-	until(t, "both are reported", func() error { return says(len(p.Problems()) != 2, "%v", p.Problems()) })
+	until(t, "both are reported", func() error { return errorIf(len(p.Problems()) != 2, "%v", p.Problems()) })
 	for _, uid := range uids {
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":false}}`)
 	}
-	until(t, "one is lifted", func() error { return says(quarantined(uids["one"]), "still") })
+	until(t, "one is lifted", func() error { return errorIf(quarantined(uids["one"]), "still") })
 	time.Sleep(2 * time.Second) // two passes
 	if !quarantined(uids["two"]) {
 		t.Error("an object says that two is quarantined, and its quarantine was lifted")
 	}
 	w.delete(attestations, machineNamespace, "broken-two")
-	until(t, "two is lifted", func() error { return says(quarantined(uids["two"]), "still") })
+	until(t, "two is lifted", func() error { return errorIf(quarantined(uids["two"]), "still") })
 }
 
 func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
@@ -353,15 +353,15 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	one, two := strings.Repeat("abcdefgh", 6), strings.Repeat("ijklmnop", 6)
 	w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": one})
 	until(t, "A7: the pointer configs have it", func() error {
-		return says(shown("worker-user-data") != one || shown("master-user-data") != one, "not yet")
+		return errorIf(shown("worker-user-data") != one || shown("master-user-data") != one, "not yet")
 	})
 	w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": two})
-	until(t, "A12: an administrator's new one", func() error { return says(shown("worker-user-data") != two, "not yet") })
+	until(t, "A12: an administrator's new one", func() error { return errorIf(shown("worker-user-data") != two, "not yet") })
 	until(t, "A9: the old one is kept for its grace, for replicas that start later", func() error {
 		o := w.get(secrets, "openshift-config", "machineconfig-auth")
 		data, _, _ := unstructured.NestedStringMap(o.Object, "data")
 		previous, _ := base64.StdEncoding.DecodeString(data["previous-token"])
-		return says(string(previous) != one, "previous-token is %d bytes", len(previous))
+		return errorIf(string(previous) != one, "previous-token is %d bytes", len(previous))
 	})
 	tokens, _ := p.Provisioning().At(time.Now())
 	if tokens.Check(time.Now(), []byte(one)) != provisioning.Previous ||
@@ -376,7 +376,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		w.patch(secrets, machineNamespace, "master-user-data", `{"metadata":{"annotations":{"`+pointer.AnnotationHandsOff+`":"ours"}},"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(pointerConfig("master")))+`"}}`)
 		until(t, "told", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(c.Reason != "UserDataLeftAlone" || !strings.Contains(c.Message, "master-user-data"), "%+v", c)
+			return errorIf(c.Reason != "UserDataLeftAlone" || !strings.Contains(c.Message, "master-user-data"), "%+v", c)
 		})
 		if got := shown("master-user-data"); got != "" {
 			t.Error("it was written")
@@ -386,14 +386,14 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	t.Run("every older one is void, and the pointer configs follow", func(t *testing.T) {
 		w.secret("openshift-config", "machineconfig-auth",
 			map[string]string{"token": three, "previous-expires": "2020-01-01T00:00:00Z"})
-		until(t, "A12: the newest", func() error { return says(shown("worker-user-data") != three, "not yet") })
+		until(t, "A12: the newest", func() error { return errorIf(shown("worker-user-data") != three, "not yet") })
 	})
 	t.Run("somebody else's token stays", func(t *testing.T) {
 		theirs := strings.Replace(pointerConfig("worker"), `/config/worker"`, `/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]`, 1)
 		w.patch(secrets, machineNamespace, "worker-user-data", `{"metadata":{"annotations":{"mcs-attest.dev/provisioning-token":null}},"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(theirs))+`"}}`)
 		until(t, "told", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(!strings.Contains(c.Message, "worker-user-data"), "%+v", c)
+			return errorIf(!strings.Contains(c.Message, "worker-user-data"), "%+v", c)
 		})
 		if got := shown("worker-user-data"); got != "theirs" {
 			t.Errorf("it was replaced: %d bytes", len(got))
@@ -403,12 +403,12 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		w.delete(policies, "", "shared")
 		until(t, "its policy is gone", func() error {
 			policy, err := p.View().Policies.For("worker")
-			return says(err != nil || policy.ProvisioningTokenAlone, "%v", err)
+			return errorIf(err != nil || policy.ProvisioningTokenAlone, "%v", err)
 		})
 		w.patch(secrets, machineNamespace, "worker-user-data", `{"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(pointerConfig("worker")))+`"}}`)
 		until(t, "nothing is wrong with it", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(strings.Contains(c.Message, "worker-user-data"), "%+v", c)
+			return errorIf(strings.Contains(c.Message, "worker-user-data"), "%+v", c)
 		})
 		if got := shown("worker-user-data"); got != "" {
 			t.Error("it has it")
@@ -419,14 +419,14 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	}
 }
 
-func TestConditionsTellTheTruth(t *testing.T) {
+func TestConditionsMatchTheState(t *testing.T) {
 	w := theWhole(t)
 	p := w.start("a")
 	is := func(kind string, status metav1.ConditionStatus, reason string) {
 		t.Helper()
 		until(t, kind, func() error {
 			c := w.condition(verifiers, "", "cluster", kind)
-			return says(c.Status != status || c.Reason != reason, "%+v", c)
+			return errorIf(c.Status != status || c.Reason != reason, "%+v", c)
 		})
 	}
 	is(v1alpha1.ConditionAvailable, metav1.ConditionFalse, "NoPolicy")

@@ -19,8 +19,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// compactMachine keeps of a Machine what attestation needs. Of one that cannot be
-// used for its annotations it keeps the rest.
+// compactMachine reduces a Machine to the fields that attestation needs. If its annotations cannot be
+// used, it keeps the other fields.
 func compactMachine(o client.Object) (any, []manifest.Problem) {
 	found, problems := machine.FromObject(fields(o))
 	if len(found.Machines) == 0 {
@@ -33,9 +33,9 @@ func compactMachine(o client.Object) (any, []manifest.Problem) {
 	return found.Machines[0], problems
 }
 
-// fields returns what the API has of an object of our own kinds and of the kinds of
-// Machines. The parser that reads files reads them, so they are not decoded before: it
-// refuses fields of a newer version, which a decoder drops.
+// fields returns the fields of an object of the verifier's own kinds or of the kinds of Machines, as in
+// the API. They are not decoded before, because the parser for files parses them: it rejects fields of
+// a newer version, which a decoder drops.
 func fields(o client.Object) map[string]any {
 	u, _ := o.(*unstructured.Unstructured)
 	return u.Object
@@ -50,7 +50,7 @@ func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
 
 func (ms *Machines) putMachine(o *sources.Object) []manifest.Problem {
 	if m, ok := o.Value.(machine.Machine); ok {
-		m.Namespace, m.Name = o.Namespace, o.Name // one copy of each
+		m.Namespace, m.Name = o.Namespace, o.Name // shares one copy of each
 		if m, ok = ms.o.Admit(m); !ok {
 			group, _, _ := strings.Cut(m.APIVersion, "/")
 			ms.dropMachine(group)(o.NamespacedName)
@@ -65,8 +65,8 @@ func (ms *Machines) putMachine(o *sources.Object) []manifest.Problem {
 	return o.Problems
 }
 
-// advanceMachine keeps a Machine from seeming to wait for its first boot, because
-// of a note on it, after it has joined or was deleted.
+// advanceMachine updates a Machine whose annotations cannot be used, so that it does not seem to wait
+// for its first boot after it has joined or was deleted.
 func (ms *Machines) advanceMachine(o *sources.Object) bool {
 	m, ok := o.Value.(machine.Machine)
 	if !ok {
@@ -88,14 +88,14 @@ func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 		uid := ms.registry.DeleteMachine(group, k.namespace, k.name)
 		ms.nameIndex.drop(group, k)
 		ms.plan(plannedKey{group, k}, nil)
-		// The API server's own clean-up often deletes the record soon.
+		// The API server's garbage collector often deletes the record soon.
 		if uid != "" {
 			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, request(uid))
 		}
 	}
 }
 
-// nothing is the value of an object that can be used and says nothing.
+// nothing is the value of an object that can be used but has no content.
 type nothing struct{}
 
 func compactEnrollment(o client.Object) (any, []manifest.Problem) {
@@ -124,18 +124,18 @@ func (ms *Machines) putHost(o *sources.Object) []manifest.Problem {
 
 func (ms *Machines) dropHost(n types.NamespacedName) { ms.registry.DeleteHost(n.Namespace, n.Name) }
 
-// attestation is a MachineAttestation: what the administrator says, and as much
-// of what the verifier recorded as tells whether it is in line.
+// attestation is a MachineAttestation: the administrator's part, and the recorded state that is needed
+// to compare the record with its Machine.
 type attestation struct {
-	enrolment *machine.Enrollment // nil: it waits for approval
-	uid       string              // of the Machine that it is the record of; "" if it is none
-	latch     latch
-	condition bool                         // it has a condition Accepted that is not True
-	tokenID   string                       // of the attestation token that the machine may use
-	whole     *v1alpha1.MachineAttestation // nil unless it is kept
+	enrollment *machine.Enrollment // nil if it waits for approval
+	uid        string              // of the Machine whose record it is; "" if it is not a record
+	latch      latch
+	condition  bool                         // its condition Accepted is not True
+	tokenID    string                       // of the attestation token that the machine may use
+	whole      *v1alpha1.MachineAttestation // nil unless it is kept
 }
 
-// readAttestation is compactAttestation, with the whole object where the web page shows it.
+// readAttestation is compactAttestation, with the whole object if the web page shows it.
 func (ms *Machines) readAttestation(o client.Object) (any, []manifest.Problem) {
 	value, problems := compactAttestation(o)
 	if a, ok := value.(attestation); ok {
@@ -153,7 +153,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 	}
 	var a attestation
 	if len(found.Enrollments) > 0 {
-		a.enrolment = &found.Enrollments[0]
+		a.enrollment = &found.Enrollments[0]
 	}
 	status, _, _ := unstructured.NestedMap(object, "status")
 	a.latch.joined = status["phase"] == string(v1alpha1.PhaseJoined)
@@ -168,7 +168,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 		a.uid = uid
 	}
 	if a.uid == "" {
-		// Made in advance, and nothing recorded yet.
+		// The record was created in advance, and nothing was recorded yet.
 		for _, owner := range o.GetOwnerReferences() {
 			if string(owner.UID) == o.GetName() {
 				a.uid = o.GetName()
@@ -194,30 +194,30 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 	return a, problems
 }
 
-// mayRecord reports whether an object can be the record of a UID. The processes that attest machines can change each
-// status, so only the object's name or its own UID decide.
+// mayRecord reports whether an object can be the record of a UID. The processes that attest machines
+// can change each status, so only the object's name or its own UID count.
 func mayRecord(o client.Object, uid string) bool {
 	return uid == o.GetName() || uid == string(o.GetUID()) ||
 		record.IsBreakGlass(uid) && o.GetName() == "break-glass-"+strings.TrimPrefix(uid, record.BreakGlassUID(""))
 }
 
-// mayStop is whom a MachineAttestation that cannot be used may quarantine.
+// mayStop identifies the Machine that an unusable MachineAttestation may quarantine.
 type mayStop struct {
-	nobody  bool
-	machine key // the zero value: anyone
+	none    bool
+	machine key // the zero value means any Machine
 }
 
-// unusableOf reads of a MachineAttestation that cannot be used whom it may quarantine.
+// unusableOf returns the Machine that an unusable MachineAttestation may quarantine.
 func unusableOf(o client.Object) mayStop {
 	on, _, err := unstructured.NestedBool(fields(o), "spec", "quarantined")
 	if err == nil && !on {
-		return mayStop{nobody: true}
+		return mayStop{none: true}
 	}
 	ref, named, err := unstructured.NestedMap(fields(o), "spec", "machineRef")
 	switch {
 	case err != nil:
 		return mayStop{}
-	case !named: // it stands in for a Machine
+	case !named: // the object stands in for a Machine
 		return mayStop{machine: key{o.GetNamespace(), o.GetName()}}
 	}
 	name, _ := ref["name"].(string)
@@ -239,8 +239,8 @@ func tokenOf(status map[string]any) string {
 	return id
 }
 
-// liveCredentials are the ids of the bootstrap credentials that have not ended, and
-// whether some of them have not been taken back.
+// liveCredentials returns the ids of the bootstrap credentials that have not expired, and whether any
+// of them was not revoked.
 func liveCredentials(status map[string]any, now time.Time) (ids []string, unrevoked bool) {
 	all, _ := status["credentials"].([]any)
 	for _, x := range all {
@@ -263,31 +263,31 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 	}
 	ms.observed.put(o.NamespacedName, a.whole)
 	at := keyOf(o.NamespacedName)
-	if a.enrolment != nil {
-		if e, ok := ms.o.AdmitEnrollment(*a.enrolment); ok {
-			a.enrolment = &e
+	if a.enrollment != nil {
+		if e, ok := ms.o.AdmitEnrollment(*a.enrollment); ok {
+			a.enrollment = &e
 		} else {
-			a.enrolment = nil
+			a.enrollment = nil
 		}
 	}
-	if a.enrolment != nil {
-		ms.registry.PutEnrollment(*a.enrolment)
+	if a.enrollment != nil {
+		ms.registry.PutEnrollment(*a.enrollment)
 	} else {
 		ms.registry.DeleteEnrollment(o.Namespace, o.Name)
 	}
 	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
 	uid := a.uid
-	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
+	standIn := a.enrollment != nil && a.enrollment.Spec.MachineRef == nil
 	var next *planned
-	if standIn && a.enrolment.Spec.Pool == noderole.Pool {
+	if standIn && a.enrollment.Spec.Pool == noderole.Pool {
 		next = &planned{o.UID, []string{o.Name}}
 	}
 	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, at}, next)
 	if standIn {
 		uid = o.UID // a stand-in is its own record
 	}
-	if uid == o.Name { // as most records' is
-		uid = o.Name // one copy of the text
+	if uid == o.Name { // as for most records
+		uid = o.Name // shares one copy of the text
 	}
 	if uid != "" && ms.misplaced(uid, at) {
 		uid = ""
@@ -316,8 +316,8 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		ms.o.Token(uid, a.tokenID)
 	}
 	ms.o.Rejected(o.NamespacedName, a.condition)
-	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
-		ms.enrolled(a.enrolment.Spec.MachineRef)
+	if a.enrollment != nil && a.enrollment.Spec.MachineRef != nil && uid == "" {
+		ms.enrolled(a.enrollment.Spec.MachineRef)
 	}
 	return o.Problems
 }
@@ -332,12 +332,12 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, "")
 	}
-	if ref != nil { // its quarantine, or its grant, counts no longer
+	if ref != nil { // its quarantine or grant is no longer in force
 		ms.enrolled(ref)
 	}
 }
 
-// latchOf returns the UID of the latch that was read from an object. The lock is held.
+// latchOf returns the UID of the latch that was read from an object. The caller holds the lock.
 func (ms *Machines) latchOf(k key) (uid string, ok bool) {
 	if uid, ok = ms.otherNames[k]; !ok {
 		uid = k.name
@@ -345,7 +345,7 @@ func (ms *Machines) latchOf(k key) (uid string, ok bool) {
 	return uid, ms.latches[uid].key == k
 }
 
-// dropLatch removes a latch. The lock is held.
+// dropLatch deletes a latch. The caller holds the lock.
 func (ms *Machines) dropLatch(uid string) {
 	l := ms.latches[uid]
 	ms.replaceCredentials(uid, l.credentials, nil)
@@ -356,7 +356,7 @@ func (ms *Machines) dropLatch(uid string) {
 	delete(ms.otherNames, l.key)
 }
 
-// dropRecord removes a record that was deleted, and returns of which Machine it was.
+// dropRecord deletes a record that was deleted, and returns the UID of its Machine.
 func (ms *Machines) dropRecord(k key) (uid string, ok bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -366,7 +366,7 @@ func (ms *Machines) dropRecord(k key) (uid string, ok bool) {
 	return uid, ok
 }
 
-// enrolled asks for the records of the Machines that an enrolment is for.
+// enrolled requests a comparison of the records of the Machines that an enrollment names.
 func (ms *Machines) enrolled(ref *v1alpha1.MachineReference) {
 	if !ms.o.Trigger.Running() {
 		return

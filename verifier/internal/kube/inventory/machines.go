@@ -18,46 +18,47 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// Machines is what is known of Machines, Nodes, enrolments and records. It is safe for
-// concurrent use.
+// Machines has the cached state of Machines, Nodes, enrollments and records. It is safe for concurrent
+// use.
 type Machines struct {
 	o          machinesOptions
 	registry   *machine.Registry
-	*nameIndex // nil unless asked for
+	*nameIndex // nil unless configured
 	credentialIndex
 	controlPlane controlPlane
 	observed     *observed // nil without a web page
 
 	mu      sync.Mutex
 	texts   map[string]string
-	latches map[string]latch // by the Machine's UID
-	// otherNames has the UID of each latch whose object is not named by it: a stand-in, a break-glass token.
+	latches map[string]latch // by UID of the Machine
+	// otherNames has the UID of each latch whose object has another name: a stand-in or a break-glass
+	// token.
 	otherNames map[key]string
 }
 
-// machinesOptions are what Machines needs. All but Names are required. The functions are
-// called without a lock.
+// machinesOptions configure Machines. All but Names are required. The functions are called without a
+// lock.
 type machinesOptions struct {
 	Registry  *machine.Registry
 	Now       func() time.Time
-	Names     bool // keep Machines also by the names that certificate signing requests have
+	Names     bool // also index Machines by the names in certificate signing requests
 	Revocable bool // bootstrap credentials can be revoked
 	Observe   bool // keep whole records, for the web page
-	// Admit returns what counts of a Machine, and AdmitEnrollment what counts of an enrollment, after a restore of
-	// etcd; false if it is not accepted.
+	// After a restore of etcd, Admit returns the state of a Machine that is in force, and
+	// AdmitEnrollment that of an enrollment. They return false if the object is not accepted.
 	Admit           func(machine.Machine) (machine.Machine, bool)
 	AdmitEnrollment func(machine.Enrollment) (machine.Enrollment, bool)
 	// Recorded is called with each state of a Machine's record.
 	Recorded func(uid string, l latch)
-	// Trigger is called with the UID of each Machine whose record may have to change.
+	// Trigger is called with the UID of each Machine whose record may need a change.
 	Trigger *kube.Trigger
-	// Token is called with each change of a record: the id of the attestation token that its Machine may use now,
-	// "" if there is none.
+	// Token is called at each change of a record with the id of the attestation token that its Machine
+	// may use now, or "".
 	Token func(uid, tokenID string)
-	// RolesChanged is called when Nodes, or what decides over their roles, have changed.
+	// RolesChanged is called after changes of Nodes, or of the state that determines their roles.
 	RolesChanged func()
-	// Rejected is called with each state of a MachineAttestation that can be used, and when it was deleted: whether it
-	// has a condition Accepted which is not True.
+	// Rejected is called with each usable state of a MachineAttestation, and when it was deleted. It
+	// receives whether the condition Accepted is not True.
 	Rejected func(name types.NamespacedName, rejected bool)
 }
 
@@ -76,7 +77,7 @@ func newMachines(o machinesOptions) *Machines {
 	return m
 }
 
-// Sources lists what is watched: Machines in these namespaces, records also in the verifier's
+// Sources returns the sources to watch: Machines in these namespaces, records also in the verifier's
 // own, and Nodes.
 func (ms *Machines) Sources(machineNamespaces, recordNamespaces []string) (all []*sources.Source) {
 	for _, ns := range machineNamespaces {
@@ -95,7 +96,7 @@ func (ms *Machines) Sources(machineNamespaces, recordNamespaces []string) (all [
 		Drop: ms.dropNode})
 }
 
-// intern keeps one copy of what many objects say alike.
+// intern returns one shared copy of a text that many objects contain.
 func (ms *Machines) intern(s string) string {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -108,35 +109,35 @@ func (ms *Machines) intern(s string) string {
 	return s
 }
 
-// latch is what is remembered of a record: as much as tells whether it is in line
-// with its Machine. There is one for each Machine, so it is kept small.
+// latch is the cached state of a record that is needed to compare it with its Machine. Each Machine has
+// one, so it must be small.
 type latch struct {
 	key
-	grant       *grant // the last that was used; nil: none
+	grant       *grant // the last used grant; nil if there is none
 	joined      bool
 	quarantined bool
-	restored    bool     // quarantined by what was remembered over a restore
-	credentials []string // ids of bootstrap credentials that have not ended
-	unrevoked   bool     // some of them have not been taken back
-	pool        string   // that the machine attested for
+	restored    bool     // quarantined by the memory of a restore
+	credentials []string // ids of bootstrap credentials that have not expired
+	unrevoked   bool     // some of them were not revoked
+	pool        string   // for which the machine attested
 	node        string   // of its certificate
 	mismatch    bool     // the condition RoleMismatch is true
 }
 
-// grant is a grant to attest once more that was used.
+// grant is a used grant to attest again.
 type grant struct {
 	until time.Time
 	count int32
 }
 
-// plan keeps what is planned with a Machine of the control plane's pool.
+// plan stores what is planned with a Machine of the control plane's pool.
 func (ms *Machines) plan(at plannedKey, next *planned) {
 	if ms.controlPlane.plan(at, next) {
 		ms.o.RolesChanged()
 	}
 }
 
-// latch returns what is known of a Machine's record.
+// latch returns the cached state of a Machine's record.
 func (ms *Machines) latch(uid string) (latch, bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -153,8 +154,9 @@ func (ms *Machines) misplaced(uid string, at key) bool {
 	return at.namespace != records.Namespace(m) || m.StandIn && at.name != m.Name
 }
 
-// dropMisplaced drops a latch that was read before its Machine, from an object that is not the record of the Machine.
-// Without a latch, a quarantine is written to the record, and that event brings the record's own latch.
+// dropMisplaced deletes a latch that was read before its Machine, from an object that is not the record of
+// the Machine. Without a latch, the controller writes a quarantine to the record, and that event delivers
+// the record's own latch.
 func (ms *Machines) dropMisplaced(uid string) {
 	l, ok := ms.latch(uid)
 	if !ok || !ms.misplaced(uid, l.key) {
@@ -167,12 +169,12 @@ func (ms *Machines) dropMisplaced(uid string) {
 	}
 }
 
-// request asks for the record of a Machine.
+// request returns a request for the record of a Machine.
 func request(uid string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
 }
 
-// Compare returns the next step for the record of a Machine, and the Machine; nil if it was
+// Compare returns the next step for the record of a Machine, and the Machine, which is nil if it was
 // deleted. A machine in both Machine APIs has one record.
 func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 	if record.IsBreakGlass(uid) {
@@ -205,7 +207,7 @@ func (ms *Machines) OutOfLine() []string {
 	})
 }
 
-// RecordNamespace returns where the record of a Machine is; false if there is none.
+// RecordNamespace returns the namespace of a Machine's record, or false if there is none.
 func (ms *Machines) RecordNamespace(uid string) (string, bool) {
 	l, ok := ms.latch(uid)
 	return l.namespace, ok
@@ -217,8 +219,8 @@ func (ms *Machines) Revocable(uid string) bool {
 	return ms.o.Revocable && (l.unrevoked || len(ms.Orphaned(uid)) > 0)
 }
 
-// RecordUID is the UID of the Machine that the record of this Machine is named by:
-// while a machine is an object of both Machine APIs it has one record.
+// RecordUID returns the UID that names the record of this Machine. A machine that is an object of both
+// Machine APIs has one record.
 func (ms *Machines) RecordUID(uid string) string {
 	if m, ok := ms.registry.ByUID(uid); ok {
 		return records.UID(m)
@@ -226,5 +228,5 @@ func (ms *Machines) RecordUID(uid string) string {
 	return uid
 }
 
-// Counts are how many Machines and Nodes there are.
+// Counts returns the numbers of Machines and Nodes.
 func (ms *Machines) Counts() (machines, nodes int) { return ms.registry.Len(), ms.registry.Nodes() }

@@ -45,10 +45,10 @@ func (r *revoked) set(fail bool) {
 func (r *revoked) has(uid, id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return says(!slices.Contains(r.ids, uid+" "+id), "taken back: %v", r.ids)
+	return errorIf(!slices.Contains(r.ids, uid+" "+id), "taken back: %v", r.ids)
 }
 
-func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
+func TestMachinesAreFoundByTheNamesInRequests(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	var gone revoked
@@ -62,7 +62,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 			}
 			slices.Sort(got)
 			slices.Sort(want)
-			return says(!slices.Equal(got, want), "%s: %v, want %v", name, got, want)
+			return errorIf(!slices.Equal(got, want), "%s: %v, want %v", name, got, want)
 		}
 	}
 	address := func(name string) string {
@@ -83,7 +83,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 	w.patch(machines, machineNamespace, "two", `{"status":{"nodeRef":{"name":"worker-1.example.com"}}}`, "status")
 	until(t, "found by its Node", func() error {
 		refs := p.ByNode("worker-1.example.com")
-		return says(!slices.Equal(refs,
+		return errorIf(!slices.Equal(refs,
 			[]machine.Ref{{APIVersion: "machine.openshift.io/v1beta1", Namespace: machineNamespace, Name: "two",
 				UID: string(two.GetUID())}}), "%v", refs)
 	})
@@ -110,7 +110,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		}
 		until(t, "found", func() error {
 			got, ok := p.ByCredential("JTI=live")
-			return says(!ok || got != uid, "%s %v", got, ok)
+			return errorIf(!ok || got != uid, "%s %v", got, ok)
 		})
 		for _, id := range []string{"JTI=ended", "JTI=other", ""} {
 			if got, ok := p.ByCredential(id); ok {
@@ -123,13 +123,13 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":true}}`)
 		until(t, "latched although it cannot be taken back", func() error {
 			rec, err := p.Records().Record(t.Context(), uid)
-			return says(err != nil || !rec.Status.Quarantined, "%v", err)
+			return errorIf(err != nil || !rec.Status.Quarantined, "%v", err)
 		})
 		gone.set(false)
 		until(t, "taken back", func() error { return gone.has(uid, "JTI=live") })
 		until(t, "known to be", func() error {
 			rec, err := p.Records().Record(t.Context(), uid)
-			return says(err != nil || !rec.Status.Credentials[0].Revoked || !rec.Status.Credentials[1].Revoked, "%v", err)
+			return errorIf(err != nil || !rec.Status.Credentials[0].Revoked || !rec.Status.Credentials[1].Revoked, "%v", err)
 		})
 	})
 	t.Run("and so does one that was issued meanwhile", func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":false}}`)
 		until(t, "released", func() error {
 			rec, err := p.Records().Record(t.Context(), uid)
-			return says(err != nil || rec.Status.Quarantined || len(rec.Status.Credentials) > 0, "%v", err)
+			return errorIf(err != nil || rec.Status.Quarantined || len(rec.Status.Credentials) > 0, "%v", err)
 		})
 		err := p.Records().Update(t.Context(), uid,
 			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
@@ -166,7 +166,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		until(t, "the record is gone, and leads nowhere", func() error {
 			_, ok := p.ByCredential("JTI=second")
 			o, err := w.there(attestations, machineNamespace, uid)
-			return says(o != nil || err != nil || ok, "%v %v", err, ok)
+			return errorIf(o != nil || err != nil || ok, "%v %v", err, ok)
 		})
 	})
 	t.Run("and of a record that went before its Machine", func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		until(t, "known", func() error { _, ok := p.ByCredential("system:bootstrap:abcdef"); return says(!ok, "not") })
+		until(t, "known", func() error { _, ok := p.ByCredential("system:bootstrap:abcdef"); return errorIf(!ok, "not") })
 		// As the API server cleans up, which is faster than the holder of the lease.
 		w.delete(machines, machineNamespace, "three")
 		w.delete(attestations, machineNamespace, uid)

@@ -98,7 +98,7 @@ func (c *Inventory) runUntil(t *testing.T, sources []watched, so func(w watched)
 	running.Wait()
 }
 
-func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
+func TestDeletedNamespace_AffectsNoOther(t *testing.T) {
 	leaving := metav1.Now()
 	for name, test := range map[string]struct {
 		namespace *metav1.ObjectMeta
@@ -162,7 +162,7 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 
 // What is in the verifier's own namespace, and single objects, are never missed
 // by accident.
-func TestTheVerifiersOwnNamespaceIsNotTakenForGone(t *testing.T) {
+func TestTheVerifiersOwnNamespaceNeverCountsAsDeleted(t *testing.T) {
 	api := &namespaceAPI{}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)

@@ -117,7 +117,7 @@ func (p *Policies) compile() *policy.Set {
 		for _, problem := range problems {
 			if !problem.Warning {
 				name := strings.TrimPrefix(problem.File, policyFile)
-				clash[name] = cmp.Or(clash[name], says(problem))
+				clash[name] = cmp.Or(clash[name], describe(problem))
 			}
 		}
 		set = p.set
@@ -184,7 +184,7 @@ func (p *Policies) putPolicy(o *sources.Object) []manifest.Problem {
 	delete(p.leaving, o.Name)
 	p.mu.Unlock()
 	for _, problem := range o.Problems {
-		p.o.Log.Warn("policy", "name", o.Name, "problem", says(problem))
+		p.o.Log.Warn("policy", "name", o.Name, "problem", describe(problem))
 	}
 	p.o.Trigger.EnqueueAfter(joinPause, kube.PriorityChange, policyKind.Request(o.NamespacedName))
 	p.o.Changed()

@@ -58,7 +58,7 @@ func undivided(t *testing.T, w watched) {
 	}
 }
 
-func TestNoPolicyIsLaxerWhilePoliciesAreRead(t *testing.T) {
+func TestNoPolicyIsLessStrictWhilePoliciesAreRead(t *testing.T) {
 	c := unconnected(t)
 	w := c.watching(t, policyKind, "")
 	if got := c.inForce("master"); got != "" {
@@ -86,7 +86,7 @@ func TestNoPolicyIsLaxerWhilePoliciesAreRead(t *testing.T) {
 	w.list(t, 30)
 }
 
-func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
+func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 	both := func() (*Inventory, watched) {
 		c := unconnected(t)
 		w := c.watching(t, policyKind, "")

@@ -80,9 +80,9 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 	uids := w.workers(arriving)
 	until(t, "all are known", func() error {
 		machines, _ := p.Counts()
-		return says(machines != arriving, "%d", machines)
+		return errorIf(machines != arriving, "%d", machines)
 	})
-	until(t, "the budget is used up", func() error { return says(w.recorded(uids) != 1, "%d records", w.recorded(uids)) })
+	until(t, "the budget is used up", func() error { return errorIf(w.recorded(uids) != 1, "%d records", w.recorded(uids)) })
 
 	began := time.Now()
 	stop := []string{"new-7", fmt.Sprintf("new-%d", arriving-1)}
@@ -97,7 +97,7 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 		return rec.Status
 	}
 	for _, name := range stop {
-		until(t, name+" is quarantined", func() error { return says(!rec(name).Quarantined, "not") })
+		until(t, name+" is quarantined", func() error { return errorIf(!rec(name).Quarantined, "not") })
 	}
 	t.Logf("quarantined after %v", time.Since(began))
 	if err := p.Records().Update(t.Context(), uids["new-7"],
@@ -111,7 +111,7 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 	}
 	until(t, "the credentials are revoked", func() error { return gone.has(uids["new-7"], "JTI=one") })
 	w.patch(machines, machineNamespace, "new-7", `{"status":{"nodeRef":{"name":"n"}}}`, "status")
-	until(t, "joined", func() error { return says(rec("new-7").Phase != v1alpha1.PhaseJoined, "%s", rec("new-7").Phase) })
+	until(t, "joined", func() error { return errorIf(rec("new-7").Phase != v1alpha1.PhaseJoined, "%s", rec("new-7").Phase) })
 	if n := w.recorded(uids); n > 1+len(stop) {
 		t.Errorf("%d records: other Machines did not wait", n)
 	}
@@ -131,7 +131,7 @@ func BenchmarkQuarantineWhile5000MachinesArrive(b *testing.B) {
 		w.quarantine(name)
 		until(b, "quarantined", func() error {
 			rec, err := p.Records().Record(context.Background(), uids[name])
-			return says(err != nil || rec == nil || !rec.Status.Quarantined, "not")
+			return errorIf(err != nil || rec == nil || !rec.Status.Quarantined, "not")
 		})
 		all = append(all, time.Since(began))
 	}

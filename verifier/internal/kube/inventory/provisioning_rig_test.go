@@ -9,7 +9,7 @@ import (
 )
 
 // What the watch has not brought yet can be read, and who cannot read it says so.
-func TestProvisioningTokenIsReadAnew(t *testing.T) {
+func TestProvisioningTokenIsReadAgain(t *testing.T) {
 	w := newWhole(t)
 	r, cut := w.wire()
 	p := w.startAs(r, "replica-0")
@@ -31,7 +31,7 @@ func TestProvisioningTokenIsReadAnew(t *testing.T) {
 		}
 		until(t, "the watch brings it", func() error {
 			tokens, _ := p.Provisioning().At(time.Now())
-			return says(tokens.Check(time.Now(), []byte(token)) != provisioning.Current, "it has not")
+			return errorIf(tokens.Check(time.Now(), []byte(token)) != provisioning.Current, "it has not")
 		})
 	}
 	cut.cut.Store(true)

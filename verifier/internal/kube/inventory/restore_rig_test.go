@@ -23,7 +23,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	p, q := w.start("a"), w.start("b")
 	until(t, "sync", p.synced)
 	until(t, "sync", q.synced)
-	until(t, "keys", func() error { return says(len(p.keyIDs()) != 1 || len(q.keyIDs()) != 1, "none") })
+	until(t, "keys", func() error { return errorIf(len(p.keyIDs()) != 1 || len(q.keyIDs()) != 1, "none") })
 	uids := map[string]string{}
 	for i, name := range []string{"bystander", "quarantined", "joined", "granted"} {
 		o := w.worker(name, annotated(i+1),
@@ -53,7 +53,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	w.patch(machines, machineNamespace, "joined", `{"status":{"nodeRef":{"name":"n"}}}`, "status")
 	until := func(what string, check func() error) { t.Helper(); until(t, what, check) }
 	until("latched", func() error {
-		return says(!status("quarantined").Quarantined || status("joined").Phase != v1alpha1.PhaseJoined, "not yet")
+		return errorIf(!status("quarantined").Quarantined || status("joined").Phase != v1alpha1.PhaseJoined, "not yet")
 	})
 	end := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	w.patch(attestations, machineNamespace, uids["granted"], `{"status":{"grantUsed":"`+end.Format(time.RFC3339)+`","grantAttestations":3}}`, "status")
@@ -68,14 +68,14 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("noticed", func() error {
-		return says(!strings.Contains(p.log.String(), "went back to an earlier time"), "not yet")
+		return errorIf(!strings.Contains(p.log.String(), "went back to an earlier time"), "not yet")
 	})
 	until("by the other, too", func() error {
-		return says(!strings.Contains(q.log.String(), "went back to an earlier time"), "not yet")
+		return errorIf(!strings.Contains(q.log.String(), "went back to an earlier time"), "not yet")
 	})
 	until("new keys", func() error {
 		ids := p.keyIDs()
-		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, q.keyIDs()), "%v and %v, before %v",
+		return errorIf(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, q.keyIDs()), "%v and %v, before %v",
 			ids, q.keyIDs(), old)
 	})
 	if got := status("quarantined"); !got.Quarantined {
@@ -95,7 +95,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	until("what comes afterwards is seen", p.matches(t, 9, "worker", "openshift-machine-api/later"))
 	until("Degraded", func() error {
 		c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-		return says(c.Reason != "EtcdRestored", "%+v", c)
+		return errorIf(c.Reason != "EtcdRestored", "%+v", c)
 	})
 
 	t.Run("the quarantine lasts although no object says so", func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		}
 		w.patch(attestations, machineNamespace, uids["quarantined"], `{"status":{"quarantined":false}}`, "status")
 		until("a front lifts it, and it is set again", func() error {
-			return says(!status("quarantined").Quarantined, "not yet")
+			return errorIf(!status("quarantined").Quarantined, "not yet")
 		})
 		w.patch(attestations, machineNamespace, uids["quarantined"], `{"spec":{"quarantined":true}}`)
 		until("an administrator says so again", func() error {
@@ -114,23 +114,23 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 					return nil
 				}
 			}
-			return says(true, "%+v", status("quarantined").Conditions)
+			return errorIf(true, "%+v", status("quarantined").Conditions)
 		})
 		w.patch(attestations, machineNamespace, uids["quarantined"], `{"spec":{"quarantined":false}}`)
-		until("and lifts it", func() error { return says(status("quarantined").Quarantined, "still") })
+		until("and lifts it", func() error { return errorIf(status("quarantined").Quarantined, "still") })
 	})
 	t.Run("an administrator acknowledges", func(t *testing.T) {
 		w.patch(verifiers, "", "cluster", `{"metadata":{"annotations":{"`+restore.AnnotationRestoreSeen+`":"`+time.Now().Add(time.Minute).UTC().Format(time.RFC3339)+`"}}}`)
 		until("not Degraded any more", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(c.Status != metav1.ConditionFalse, "%+v", c)
+			return errorIf(c.Status != metav1.ConditionFalse, "%+v", c)
 		})
 	})
 }
 
 // A replica that starts after the restore remembers nothing. The one that does repairs, leader or not, and the other
 // one lifts nothing afterwards.
-func TestAReplicaThatStartsAfterARestoreLiftsNothing(t *testing.T) {
+func TestReplicaThatStartsAfterARestore_ReleasesNoQuarantine(t *testing.T) {
 	w := newWhole(t)
 	w.policy("all", map[string]any{})
 	p := w.start("remembers")
@@ -140,7 +140,7 @@ func TestAReplicaThatStartsAfterARestoreLiftsNothing(t *testing.T) {
 		uids[name] = string(w.worker(name, annotated(i+1)).GetUID())
 		attestationsOf(w, uids[name])
 	}
-	until(t, "keys", func() error { return says(len(p.keyIDs()) != 1, "none") })
+	until(t, "keys", func() error { return errorIf(len(p.keyIDs()) != 1, "none") })
 	snapshot := filepath.Join(t.TempDir(), "snapshot")
 	if err := w.cluster.Snapshot(snapshot); err != nil {
 		t.Fatal(err)
@@ -163,19 +163,19 @@ func TestAReplicaThatStartsAfterARestoreLiftsNothing(t *testing.T) {
 	latched := func() error {
 		quarantined, err := q.Records().Record(t.Context(), uids["quarantined"])
 		if err != nil || quarantined == nil || !quarantined.Status.Quarantined {
-			return says(true, "not quarantined: %v", err)
+			return errorIf(true, "not quarantined: %v", err)
 		}
 		joined, err := q.Records().Record(t.Context(), uids["joined"])
-		return says(err != nil || joined == nil || joined.Status.Phase != v1alpha1.PhaseJoined, "not joined: %v", err)
+		return errorIf(err != nil || joined == nil || joined.Status.Phase != v1alpha1.PhaseJoined, "not joined: %v", err)
 	}
 	until(t, "latched again", latched)
 	until(t, "new keys of both", func() error {
 		ids := q.keyIDs()
-		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()), "%v and %v, before %v",
+		return errorIf(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()), "%v and %v, before %v",
 			ids, p.keyIDs(), old)
 	})
 	p.stop()
-	until(t, "the other one leads", func() error { return says(q.holds() != 1, "%d", q.holds()) })
+	until(t, "the other one leads", func() error { return errorIf(q.holds() != 1, "%d", q.holds()) })
 	time.Sleep(3 * time.Second) // several passes
 	if err := latched(); err != nil {
 		t.Error(err)

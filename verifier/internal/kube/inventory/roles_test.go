@@ -107,7 +107,7 @@ func TestTheListOfControlPlaneNodesStaysWhileThePoolsAreNotRead(t *testing.T) {
 	r.want("the cluster has no pools")
 }
 
-func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
+func TestPoolsThatAreReadTriggerTheEvaluationOfRoles(t *testing.T) {
 	r := newRoleRig(t)
 	pools := r.watching(t, poolKind, "")
 	master := types.NamespacedName{Name: "master"}
@@ -139,7 +139,7 @@ func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
 }
 
 // The Node of a certificate is evidence of a role that its machine's pool does not have.
-func TestACertificateThatIsRemovedHasTheRolesEvaluated(t *testing.T) {
+func TestRemovedCertificate_TriggersTheEvaluationOfRoles(t *testing.T) {
 	r := newRoleRig(t)
 	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
 	m := r.machine(1, "worker", "")
@@ -252,7 +252,7 @@ func TestNodeRoles_ARecordGivesNoControlPlaneRole(t *testing.T) {
 }
 
 // What a record says of one Machine does not count against the Node of another one.
-func TestNodeRoles_ARecordTakesNoOtherMachinesNode(t *testing.T) {
+func TestNodeRoles_ARecordCannotClaimAnotherMachinesNode(t *testing.T) {
 	r := newRoleRig(t)
 	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
 	worker, master := r.machine(1, "worker", "impostor"), r.machine(2, "master", "master-0")

@@ -93,9 +93,9 @@ type guard interface {
 	Token(epoch uint32, known provisioning.View, data map[string][]byte) (provisioning.View, bool)
 	// HoldsToken reports whether no provisioning token is in force.
 	HoldsToken() bool
-	// Heard records that the API answered with its current state. Silent reports whether that is too
+	// RecordAnswer records that the API answered with its current state. Silent reports whether that is too
 	// long ago.
-	Heard()
+	RecordAnswer()
 	Silent() bool
 }
 
@@ -318,7 +318,7 @@ func (s *Secrets) UpstreamCAs() *x509.CertPool {
 
 // putToken receives the Secret of the provisioning token, as it was read in an epoch.
 func (s *Secrets) putToken(epoch uint32, o *sources.Object) []manifest.Problem {
-	s.o.Guard.Heard()
+	s.o.Guard.RecordAnswer()
 	next := s.readToken(epoch, o)
 	enqueue(&s.o.Triggers.ProvisioningToken)
 	enqueue(&s.o.Triggers.PointerConfigs)

@@ -323,7 +323,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 	})
 }
 
-func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
+func TestOneForbiddenNamespaceDelaysNoKeys(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
 	machines := []*unstructured.Unstructured{object(1, 1, nil),
@@ -516,7 +516,7 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	is("asked without being told to", provisioning.Present)
 }
 
-func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
+func TestOnlyTheLeaderReconcilesEverything(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
 	for _, w := range c.sources() {

@@ -29,7 +29,7 @@ func everythingRead(t testing.TB) *Inventory {
 	return c
 }
 
-func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
+func TestNothingIsGrantedOnUnwatchedState(t *testing.T) {
 	forbidden := kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no"))
 	away := errors.New("connection refused")
 	for _, name := range []string{
@@ -90,7 +90,7 @@ func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
 	}
 }
 
-func TestWhatTheVerifierCanServeWithoutIsNotMissed(t *testing.T) {
+func TestOptionalSourcesDoNotBlockServing(t *testing.T) {
 	c := everythingRead(t)
 	w := c.watching(t, poolKind, "")
 	w.Fail(kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no")))
@@ -111,7 +111,7 @@ func TestWhatTheVerifierCanServeWithoutIsNotMissed(t *testing.T) {
 }
 
 // Nothing happens when a watch goes bad: somebody has to look.
-func TestTheWorldIsMadeAnewWhenItIsOutdated(t *testing.T) {
+func TestTheViewIsBuiltAgainWhenItIsOutdated(t *testing.T) {
 	c := everythingRead(t)
 	told := func() bool {
 		select {

@@ -68,14 +68,14 @@ func (p *process) match(t testing.TB, n int, pool string) (string, error) {
 func (p *process) matches(t testing.TB, n int, pool, want string) func() error {
 	return func() error {
 		got, err := p.match(t, n, pool)
-		return says(err != nil || got != want, "EK %d and pool %s lead to %q (%v), not %q", n, pool, got, err, want)
+		return errorIf(err != nil || got != want, "EK %d and pool %s lead to %q (%v), not %q", n, pool, got, err, want)
 	}
 }
 
 func (p *process) denies(t testing.TB, n int, pool string, code reason.Code) func() error {
 	return func() error {
 		got, err := p.match(t, n, pool)
-		return says(err == nil || reason.From(err).Code != code, "EK %d leads to %q (%v), not to %v", n, got, err, code)
+		return errorIf(err == nil || reason.From(err).Code != code, "EK %d leads to %q (%v), not to %v", n, got, err, code)
 	}
 }
 
@@ -166,12 +166,12 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 					"apiGroup": "infrastructure.cluster.x-k8s.io"}}}
 		w.create(otherMachines, "openshift-cluster-api", o)
 		until(t, "both are known", func() error {
-			return says(len(p.Registry().ByName("openshift-cluster-api", "m7")) != 1, "not there")
+			return errorIf(len(p.Registry().ByName("openshift-cluster-api", "m7")) != 1, "not there")
 		})
 		until(t, "the Machine API's still counts", p.matches(t, 9, "worker", "openshift-machine-api/m7"))
 		w.delete(otherMachines, "openshift-cluster-api", "m7")
 		until(t, "the mirror is gone", func() error {
-			return says(len(p.Registry().ByName("openshift-cluster-api", "m7")) != 0, "still there")
+			return errorIf(len(p.Registry().ByName("openshift-cluster-api", "m7")) != 0, "still there")
 		})
 	})
 	t.Run("policies", func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 		until(t, "it is in force", p.mode("gold", "gold", v1alpha1.ModeAudit))
 		until(t, "Accepted", func() error {
 			c := w.condition(policies, "", "gold", v1alpha1.ConditionAccepted)
-			return says(c.Status != metav1.ConditionTrue, "%+v", c)
+			return errorIf(c.Status != metav1.ConditionTrue, "%+v", c)
 		})
 		w.policy("gold", map[string]any{"pools": []any{"gold"}, "mode": "Enforce"})
 		until(t, "it changed", p.mode("gold", "gold", v1alpha1.ModeEnforce))
@@ -191,7 +191,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 func (p *process) mode(pool, name string, mode v1alpha1.Mode) func() error {
 	return func() error {
 		got, err := p.View().Policies.For(pool)
-		return says(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)", pool, got.Name,
+		return errorIf(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)", pool, got.Name,
 			got.Mode, err)
 	}
 }
@@ -207,7 +207,7 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		reason string) func() error {
 		return func() error {
 			c := w.condition(resource, ns, name, v1alpha1.ConditionAccepted)
-			return says(c.Status != status || c.Reason != reason, "%+v", c)
+			return errorIf(c.Status != status || c.Reason != reason, "%+v", c)
 		}
 	}
 
@@ -215,29 +215,29 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		w.worker("bad", func(o map[string]any) {
 			o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: "nonsense"}
 		})
-		until(t, "it is reported", func() error { return says(len(p.Problems()) != 1, "%v", p.Problems()) })
+		until(t, "it is reported", func() error { return errorIf(len(p.Problems()) != 1, "%v", p.Problems()) })
 		until(t, "an Event", w.event(machineNamespace, "bad", "NotUsable"))
-		until(t, "not everything is in force", func() error { return says(p.View().Complete, "complete") })
+		until(t, "not everything is in force", func() error { return errorIf(p.View().Complete, "complete") })
 		w.worker("next", annotated(2))
 		until(t, "others come and go", p.matches(t, 2, "worker", "openshift-machine-api/next"))
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"x"}}}`)
 		until(t, "a good one that went bad is reported",
-			func() error { return says(len(p.Problems()) != 2, "%v", p.Problems()) })
+			func() error { return errorIf(len(p.Problems()) != 2, "%v", p.Problems()) })
 		if err := p.matches(t, 1, "worker", "openshift-machine-api/good")(); err != nil {
 			t.Errorf("its last good state: %v", err)
 		}
 		until(t, "Degraded says so", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(c.Status != metav1.ConditionTrue || c.Reason != "ObjectsNotUsable" ||
+			return errorIf(c.Status != metav1.ConditionTrue || c.Reason != "ObjectsNotUsable" ||
 				!strings.Contains(c.Message, "openshift-machine-api/bad"), "%+v", c)
 		})
 		w.delete(machines, machineNamespace, "bad")
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"`+ek(1)+`"}}}`)
 		until(t, "nothing is wrong any more",
-			func() error { return says(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
+			func() error { return errorIf(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
 		until(t, "not Degraded", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(c.Status != metav1.ConditionFalse, "%+v", c)
+			return errorIf(c.Status != metav1.ConditionFalse, "%+v", c)
 		})
 	})
 	t.Run("an enrolment", func(t *testing.T) {
@@ -265,7 +265,7 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		until(t, "it knows no last good state, and no pool falls back to *", func() error {
 			_, errWorker := b.View().Policies.For("worker")
 			_, errOther := b.View().Policies.For("other")
-			return says(errWorker == nil || errOther == nil, "worker: %v, other: %v", errWorker, errOther)
+			return errorIf(errWorker == nil || errOther == nil, "worker: %v, other: %v", errWorker, errOther)
 		})
 		b.stop()
 		w.policy("worker", map[string]any{"pools": []any{"worker"}, "mode": "Audit"})
@@ -279,7 +279,7 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 			t.Error(err)
 		}
 		w.delete(policies, "", "zz")
-		until(t, "the set is whole again", func() error { return says(len(p.Problems()) != 0, "%v", p.Problems()) })
+		until(t, "the set is whole again", func() error { return errorIf(len(p.Problems()) != 0, "%v", p.Problems()) })
 	})
 	t.Run("a policy for a pool that is not there", func(t *testing.T) {
 		w.cluster.KubectlApply(t, `
@@ -303,7 +303,7 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 			map[string]string{"ca.pem": w.ca})
 		until(t, "they are in force", func() error {
 			world := p.View()
-			return says(len(world.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(world.References),
+			return errorIf(len(world.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(world.References),
 				p.EKRoots().Len())
 		})
 		w.configMap(ownNamespace, "refs", label, map[string]string{"a.yaml": "broken: [", "b.yaml": values("c")})
@@ -312,11 +312,11 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 			for _, r := range p.View().References {
 				names = append(names, r.Metadata.Name)
 			}
-			return says(fmt.Sprint(names) != "[a c]" || len(p.Problems()) != 1, "%v, problems %v", names, p.Problems())
+			return errorIf(fmt.Sprint(names) != "[a c]" || len(p.Problems()) != 1, "%v, problems %v", names, p.Problems())
 		})
 		w.delete(configMaps, ownNamespace, "refs")
 		until(t, "they are gone", func() error {
-			return says(len(p.View().References) != 0 || len(p.Problems()) != 0, "%d, %v", len(p.View().References),
+			return errorIf(len(p.View().References) != 0 || len(p.Problems()) != 0, "%d, %v", len(p.View().References),
 				p.Problems())
 		})
 	})
@@ -339,7 +339,7 @@ func (w *whole) event(namespace, object, reason string) func() error {
 	}
 }
 
-func TestAClusterWithoutTheirKindsIsAnOrdinaryOne(t *testing.T) {
+func TestClusterWithoutOpenShiftKinds_HasNoProblems(t *testing.T) {
 	c := cluster.Start(t)
 	c.InstallOwn(t)
 	w := prepare(t, c)
@@ -383,12 +383,12 @@ metadata: {name: few, namespace: mcs-attest}
 	until(t, "the missing rule is named", func() error {
 		_, missing := p.Synced()
 		text := strings.Join(missing, "\n")
-		return says(!strings.Contains(text,
+		return errorIf(!strings.Contains(text,
 			"get, list and watch on machines.machine.openshift.io in namespace openshift-machine-api"), "%s", text)
 	})
 	until(t, "in the conditions, too", func() error {
 		c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-		return says(c.Reason != "Forbidden" || !strings.Contains(c.Message, "machines.machine.openshift.io"), "%+v", c)
+		return errorIf(c.Reason != "Forbidden" || !strings.Contains(c.Message, "machines.machine.openshift.io"), "%+v", c)
 	})
 	if c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionAvailable); c.Status != metav1.ConditionFalse {
 		t.Errorf("%+v", c)
@@ -400,7 +400,7 @@ metadata: {name: few, namespace: mcs-attest}
 
 // Without the API server nothing is granted, nothing that is known is lost, and
 // what happens right afterwards is seen (DESIGN, section 14; THREATS T58).
-func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
+func TestAttack_T58_TheAPIServerIsUnavailableForAWhile(t *testing.T) {
 	w := newWhole(t)
 	w.policy("all", map[string]any{})
 	o := w.worker("one", annotated(1))
@@ -408,7 +408,7 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	p := w.start("a")
 	until(t, "sync", p.synced)
 	until(t, "world", p.matches(t, 2, "worker", "openshift-machine-api/two"))
-	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return says(!ok, "none") })
+	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return errorIf(!ok, "none") })
 	before := p.Keys().Tokens
 
 	w.cluster.StopAPIServer()
@@ -436,7 +436,7 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	until(t, "a new Machine", p.matches(t, 3, "worker", "openshift-machine-api/three"))
 	until(t, "the lease has a holder again, who latches", func() error {
 		rec, err := p.Records().Record(t.Context(), string(o.GetUID()))
-		return says(err != nil || rec == nil || !rec.Status.Quarantined, "%v, %v", rec, err)
+		return errorIf(err != nil || rec == nil || !rec.Status.Quarantined, "%v, %v", rec, err)
 	})
 	if strings.Contains(p.log.String(), "went back to an earlier time") {
 		t.Error("an outage was taken for a restore")

@@ -114,7 +114,7 @@ func object(n int, version uint64, change func(o map[string]any)) *unstructured.
 	return &unstructured.Unstructured{Object: o}
 }
 
-func TestAListReplacesWhatWasKnown(t *testing.T) {
+func TestList_ReplacesTheCachedState(t *testing.T) {
 	c := unconnected(t)
 	w := c.watching(t, machineAPIKind, "m")
 	w.list(t, 10, object(1, 1, nil), object(2, 2, nil))
@@ -290,7 +290,7 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 	}
 }
 
-func TestSecretsPrintNothing(t *testing.T) {
+func TestSecretsAreNotPrinted(t *testing.T) {
 	s := secretData{map[string][]byte{"token": []byte("hunter2")}}
 	if out := fmt.Sprintf("%v %+v %#v %s", s, s, s, s); strings.Contains(out, "hunter2") ||
 		strings.Contains(out, fmt.Sprint([]byte("hunter2"))) {
@@ -298,7 +298,7 @@ func TestSecretsPrintNothing(t *testing.T) {
 	}
 }
 
-func TestErrorsOfAnAPIThatIsAway(t *testing.T) {
+func TestErrorsOfAnUnavailableAPI(t *testing.T) {
 	resource := schema.GroupResource{Resource: "machines"}
 	refused := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
 	for _, err := range []error{refused, kerrors.NewTooManyRequestsError("x"), kerrors.NewServiceUnavailable("x"),

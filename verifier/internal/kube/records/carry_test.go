@@ -59,7 +59,7 @@ func TestCarry(t *testing.T) {
 	}
 }
 
-func TestARecordThatCannotBeReadIsThatMachinesTroubleAlone(t *testing.T) {
+func TestUnreadableRecord_AffectsOnlyItsMachine(t *testing.T) {
 	var logged strings.Builder
 	r := New(Options{Log: slog.New(slog.NewTextHandler(&logged, nil))})
 	at := place{uid: "uid1", namespace: "ns", name: "sno",
@@ -82,7 +82,7 @@ func TestARecordThatCannotBeReadIsThatMachinesTroubleAlone(t *testing.T) {
 	}
 }
 
-func TestWhatIsNewInAHistory(t *testing.T) {
+func TestNewEntriesOfAHistory(t *testing.T) {
 	entries := func(s string) (all []v1alpha1.HistoryEntry) {
 		for _, e := range s {
 			all = append(all, v1alpha1.HistoryEntry{Event: string(e)})

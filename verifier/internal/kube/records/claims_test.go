@@ -128,7 +128,7 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 
 // An object that cannot be decoded stops neither the deletion of a record nor the release
 // of claims.
-func TestDeleting_GoesOnBesideAnObjectThatCannotBeDecoded(t *testing.T) {
+func TestDelete_ContinuesAfterAnObjectThatCannotBeDecoded(t *testing.T) {
 	const api = "/apis/" + v1alpha1.APIVersion
 	object := func(kind, namespace, name string, more map[string]any) map[string]any {
 		o := map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": kind,

@@ -132,7 +132,7 @@ func TestAMachinesEvents(t *testing.T) {
 	}
 }
 
-func TestWhatHappensAgainIsCounted(t *testing.T) {
+func TestRepeatedEventsAreCounted(t *testing.T) {
 	s := newSite(t)
 	now := s.now()
 	r, m, id := s.recording(), s.machine("worker-0"), unique()

@@ -210,7 +210,7 @@ func TestAnApprovalIsNotUndone(t *testing.T) {
 	s.delete(claims, "", s.claimOf(m.UID))
 }
 
-func TestAnApprovalBetweenTheLookAndTheRemoval(t *testing.T) {
+func TestApprovalBetweenReadAndDeletion_IsKept(t *testing.T) {
 	s := newSite(t)
 	r, now, p := s.replica(), s.now(), waiting(1)
 	if err := r.AddPending(t.Context(), now, p); err != nil {

@@ -32,7 +32,7 @@ var (
 	_ redeem.Records  = (*records.Records)(nil)
 )
 
-func TestALifeInTheCluster(t *testing.T) {
+func TestLifecycleOfAMachineInACluster(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
 	if rec := s.record(r, m.UID); rec != nil {
@@ -116,7 +116,7 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	denied(t, attest(r, m, id, "token2", s.now()), reason.MachineNotFound)
 }
 
-func TestTheRecordGoesWithItsMachineWithoutTheVerifier(t *testing.T) {
+func TestTheRecordIsDeletedWithItsMachineWithoutTheVerifier(t *testing.T) {
 	t.Parallel() // the controller looks for new kinds of objects every half minute
 	s := newSite(t, cluster.Start(t, cluster.Controllers("garbage-collector-controller")))
 	r, m := s.replica(), s.machine("worker-0")
@@ -127,7 +127,7 @@ func TestTheRecordGoesWithItsMachineWithoutTheVerifier(t *testing.T) {
 	}
 }
 
-func TestDeletingLeavesAloneWhatIsNoRecord(t *testing.T) {
+func TestDelete_KeepsAnObjectThatIsNotARecord(t *testing.T) {
 	s := newSite(t)
 	r, m := s.replica(), s.machine("worker-0")
 	s.remove(m)
@@ -142,7 +142,7 @@ func TestDeletingLeavesAloneWhatIsNoRecord(t *testing.T) {
 }
 
 // The account of the front may write every status. It must not choose with one what the controller deletes.
-func TestDeletingLeavesAloneAnEnrollmentThatWasGivenItsOwnNameAsUID(t *testing.T) {
+func TestDelete_KeepsAnEnrollmentWhoseStatusHasItsNameAsUID(t *testing.T) {
 	s := newSite(t)
 	r := s.replica()
 	s.create(attestations, s.namespace, map[string]any{
@@ -315,7 +315,7 @@ func TestAttack_T42_AMachineThatMovesToClusterAPIKeepsItsRecord(t *testing.T) {
 	}
 }
 
-func TestAttack_T42_AClaimWhoseMachineCannotBeLookedUpStays(t *testing.T) {
+func TestAttack_T42_AClaimWhoseMachineCannotBeReadStays(t *testing.T) {
 	s := newSite(t)
 	r, m, id := s.replica(), s.machine("worker-0"), unique()
 	s.attested(r, m, id, "token1", s.now())
@@ -532,7 +532,7 @@ func TestAttack_T43_ADenialAfterConflictsReleasesTheClaim(t *testing.T) {
 	s.attested(b, s.machine("worker-1"), id, "token2", s.now())
 }
 
-func TestUpdatesOfThreeReplicasAllCount(t *testing.T) {
+func TestUpdatesOfThreeReplicasAreAllStored(t *testing.T) {
 	s := newSite(t)
 	replicas, m := s.replicas(3), s.machine("worker-0")
 	s.attested(replicas[0], m, unique(), "token1", s.now())
@@ -623,7 +623,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	}
 }
 
-func TestAGrantInTheRecordItselfCountsAtOnce(t *testing.T) {
+func TestGrantInTheRecord_IsInForceImmediately(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
 	s.attested(r, m, id, "token1", now)
@@ -653,8 +653,8 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 		return map[string]error{
 			"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr, "AddPending": r.AddPending(t.Context(), now, waiting(1)),
 			"DeletePending": r.DeletePending(t.Context(), ek(1)),
-			"Update":  r.Update(t.Context(), m.UID, changed),
-			"Attest":  r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
+			"Update":        r.Update(t.Context(), m.UID, changed),
+			"Attest":        r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
 			"ReleaseClaims": r.ReleaseClaims(t.Context(), m.UID), "ExpirePending": r.ExpirePending(t.Context(), now),
 			"EnsureRecord":        r.EnsureRecord(t.Context(), m),
 			"a break-glass token": r.Update(t.Context(), record.BreakGlassUID("b1"), changed),
@@ -685,7 +685,7 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 	s.attested(r, m, id, "token2", now.Add(time.Minute))
 }
 
-func TestAttack_T58_TheAPIGoesAwayBetweenClaimAndRecord(t *testing.T) {
+func TestAttack_T58_TheAPIFailsBetweenClaimAndRecord(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
 	held, resume := r.hold(http.MethodPatch, "/status")
@@ -731,7 +731,7 @@ func TestAttack_T58_EveryReadIsOfTheLatest(t *testing.T) {
 	}
 }
 
-func TestAttack_T43_AnObjectThatIsNotTheRecordIsLeftAlone(t *testing.T) {
+func TestAttack_T43_AnObjectThatIsNotTheRecordIsNotChanged(t *testing.T) {
 	owner := func(m *machine.Machine) []any {
 		return []any{map[string]any{"apiVersion": m.APIVersion, "kind": m.Kind, "name": m.Name, "uid": m.UID}}
 	}

@@ -47,17 +47,17 @@ type Detector struct {
 	probing  sync.Mutex
 	probed   time.Time
 
-	mu      sync.Mutex
-	highest uint64
-	current time.Time // when the API last reported highest
-	heard   time.Time // when the API last answered with its current state
+	mu       sync.Mutex
+	highest  uint64
+	current  time.Time // when the API last reported highest
+	answered time.Time // when the API last answered with its current state
 }
 
 // Epoch returns the number of detected restores.
 func (d *Detector) Epoch() uint32 { return d.epoch.Load() }
 
-// Saw receives a revision. It ignores a revision of an earlier epoch.
-func (d *Detector) Saw(epoch uint32, revision uint64) {
+// Observe receives a revision. It ignores a revision of an earlier epoch.
+func (d *Detector) Observe(epoch uint32, revision uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.epoch.Load() == epoch {
@@ -86,13 +86,13 @@ func (d *Detector) Probe(ctx context.Context) error {
 		return nil // the watch of the policies reports the problem
 	}
 	d.probed = d.Clock()
-	d.heardAt(asked)
+	d.recordAnswerAt(asked)
 	now, _ := strconv.ParseUint(list.ResourceVersion, 10, 64)
 	if now != 0 && now < before {
 		d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", now, before))
 		return ErrRestored
 	}
-	d.Saw(epoch, now)
+	d.Observe(epoch, now)
 	return nil
 }
 
@@ -115,15 +115,15 @@ func (d *Detector) Restored(epoch uint32, why string) {
 	d.Reread()
 }
 
-// Heard records that the API answered with its current state.
-func (d *Detector) Heard() { d.heardAt(d.Clock()) }
+// RecordAnswer records that the API answered with its current state.
+func (d *Detector) RecordAnswer() { d.recordAnswerAt(d.Clock()) }
 
-// heardAt records that the API answered a request from this time.
-func (d *Detector) heardAt(at time.Time) {
+// recordAnswerAt records that the API answered a request from this time.
+func (d *Detector) recordAnswerAt(at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if at.After(d.heard) {
-		d.heard = at
+	if at.After(d.answered) {
+		d.answered = at
 	}
 }
 
@@ -132,5 +132,5 @@ func (d *Detector) heardAt(at time.Time) {
 func (d *Detector) Silent() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.Clock().Sub(d.heard) > SilentAfter
+	return d.Clock().Sub(d.answered) > SilentAfter
 }

@@ -23,47 +23,48 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// AnnotationRestoreSeen is an annotation of the AttestationVerifier: the time (RFC 3339) at which an administrator has
-// dealt with a restore of etcd.
+// AnnotationRestoreSeen is an annotation of the AttestationVerifier: the time (RFC 3339) at which an
+// administrator acknowledges the restores of etcd until then.
 const AnnotationRestoreSeen = "mcs-attest.dev/restore-seen"
 
-// acknowledgementSkew is how far ahead of this process's clock an acknowledgement may be.
+// acknowledgementSkew is the maximum time that an acknowledgement may be ahead of this process's clock.
 const acknowledgementSkew = 5 * time.Minute
 
-// tokenProbe is how often the API is probed while there is a provisioning token. Two probes can fail.
+// tokenProbe is the interval of probes while there is a provisioning token. Two probes may fail.
 const tokenProbe = 4 * time.Second
 
-// Memory is what was in force when a restore was noticed.
+// Memory is what was in force when a restore was detected.
 type Memory struct {
-	// View has the policies, reference values and anchors; nil before the policies were read.
+	// View has the policies, reference values and anchors. It is nil before the policies were read.
 	View *view.View
-	// Machines and Enrollments are what there was, by UID; nil while they were not all read.
+	// Machines and Enrollments are the existing ones, by UID. They are nil if not all were read.
 	Machines    map[string]rule.Known
 	Enrollments map[string]v1alpha1.MachineAttestationSpec
-	// Latches are what the records must not lose, by the UID of the Machine that the record is named by.
+	// Latches are the states that the records must not lose, by the UID that names the record.
 	Latches map[string]rule.Latch
 	Token   provisioning.View
-	Keys    []string // the ids of all keys that were ever seen
+	Keys    []string // the ids of all keys that were ever read
 }
 
-// Options are what a Guard needs. All but ProvisioningSecret are required.
+// Options configure a Guard. All but ProvisioningSecret are required.
 type Options struct {
 	Log *slog.Logger
 	Now func() time.Time
 	API client.Reader
-	// Probe is how often the API is asked for its revision.
+	// Probe is the interval of the probes of the API.
 	Probe time.Duration
-	// TokenInUse reports whether there is a provisioning token. Then the API is probed more often.
+	// TokenInUse reports whether a provisioning token exists. Then the API is probed more often.
 	TokenInUse func() bool
-	// ProvisioningSecret names the Secret of the provisioning token; empty if none is configured.
+	// ProvisioningSecret is the name of the Secret of the provisioning token, or empty if none is
+	// configured.
 	ProvisioningSecret string
 	// Remember returns what is in force.
 	Remember func() Memory
-	// Void drops the keys and the provisioning token that are in use.
+	// Void invalidates the keys and the provisioning token in use.
 	Void func()
-	// Reset notes that nothing counts until it was read again.
+	// Reset marks all sources as not read yet.
 	Reset func()
-	// Reread has everything read again.
+	// Reread makes all sources read again.
 	Reread func()
 }
 
@@ -74,32 +75,33 @@ type Guard struct {
 	trigger *kube.Trigger // of the Reconciler
 
 	mu       sync.Mutex
-	memory   *Memory // nil: what the API has counts as it is
+	memory   *Memory // nil if the API's state is in force
 	restores []notice
-	future   string                // an acknowledgement that is too far ahead; empty: none
-	withheld map[string]bool       // UIDs of what is not accepted
-	token    *rule.Token           // nil: the provisioning token counts as it is
+	future   string                // an acknowledgement that is too far ahead, or empty
+	withheld map[string]bool       // UIDs of objects that are not accepted
+	token    *rule.Token           // nil if the API's provisioning token is in force
 	since    uint32                // the epoch of token
 	void     map[string]bool       // ids of keys from before a restore
-	renewed  time.Time             // keys that were made before this are from before a restore, too
+	renewed  time.Time             // keys from before this time are also from before a restore
 	latches  map[string]rule.Latch // to be repaired
-	repaired bool                  // latches are in the records, and there are new keys
-	rekeyed  bool                  // each of latches was tried once, and there are new keys
-	// missing are those of latches that no record was seen with.
+	repaired bool                  // the latches are in the records, and new keys exist
+	rekeyed  bool                  // each of latches was tried once, and new keys exist
+	// missing has those of latches whose record was not seen with the state.
 	missing map[string]rule.Latch
-	// removed are latches that a record had again, and lost; to be repaired, too.
+	// removed has the latches that a record had again and then lost. They are repaired as well.
 	removed map[string]rule.Latch
-	// rereading is true from a notice until the sources are marked as not read: what is known is from before.
+	// rereading is true between the detection and the time when the sources are marked as not read: the
+	// cached state is outdated.
 	rereading bool
 }
 
-// notice is a restore that was noticed and that is not acknowledged.
+// notice is a detected restore that is not acknowledged.
 type notice struct {
 	at  time.Time
 	why string
 }
 
-// New returns a guard that has noticed nothing.
+// New returns a guard without restores.
 func New(o Options) *Guard {
 	g := &Guard{o: o, void: map[string]bool{}, repaired: true, rekeyed: true, trigger: &kube.Trigger{
 		All: func() []reconcile.Request { return []reconcile.Request{{}} }, Interval: again,
@@ -115,8 +117,8 @@ func New(o Options) *Guard {
 	return g
 }
 
-// Run probes the API periodically, since an open watch does not report a restore, and reads the acknowledgement. It
-// ends with ctx.
+// Run periodically probes the API, because an open watch does not report a restore, and reads the
+// acknowledgement. It ends with ctx.
 func (g *Guard) Run(ctx context.Context) {
 	last, pause := time.Now(), wait.Jitter(g.o.Probe/2, 1)
 	for ctx.Err() == nil {
@@ -135,7 +137,7 @@ func (g *Guard) Run(ctx context.Context) {
 	}
 }
 
-// hold begins to hold what is in force. What an earlier restore left to repair is still to be repaired.
+// hold starts to hold what is in force. The repairs of an earlier restore are still required.
 func (g *Guard) hold(at, current time.Time, why string) {
 	m := g.o.Remember()
 	g.mu.Lock()
@@ -150,7 +152,7 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	g.memory = &m
 	g.restores = append(g.restores, notice{at, why})
 	g.withheld = map[string]bool{}
-	// The map may be in use, so this is another one.
+	// The map may be in use, so it is cloned.
 	latches := maps.Clone(m.Latches)
 	if latches == nil {
 		latches = map[string]rule.Latch{}
@@ -173,19 +175,20 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	for _, id := range m.Keys {
 		g.void[id] = true
 	}
-	// A backup is from before the time at which the inventory was last current. It may also hold keys that had been
-	// replaced by then, and that this process never saw.
+	// The backup is from before the time at which the inventory was last current. It may also contain
+	// keys that were replaced before, and that this process never read.
 	if current.IsZero() {
 		current = at
 	}
 	g.renewed = current.Add(-keys.ClockSkew).Truncate(time.Second)
 	g.mu.Unlock()
 	g.o.Void()
-	g.o.Log.Error("etcd went back to an earlier time: all keys are void, what was revoked is revoked again, and nothing "+
-		"gets laxer until an administrator acknowledges the restore", "why", why, "latches", len(latches))
+	g.o.Log.Error("etcd went back to an earlier time: all keys are void, earlier revocations are repeated, and nothing "+
+		"becomes less strict until an administrator acknowledges the restore", "why", why, "latches", len(latches))
 }
 
-// ReadAcknowledgement asks the API whether the restore is acknowledged. Each process that holds a memory has to know.
+// ReadAcknowledgement reads whether the restore is acknowledged. Each process with a memory must know
+// that.
 func (g *Guard) ReadAcknowledgement(ctx context.Context) {
 	if !g.Unacknowledged() {
 		return
@@ -200,9 +203,9 @@ func (g *Guard) ReadAcknowledgement(ctx context.Context) {
 	g.Acknowledge(v.Annotations)
 }
 
-// Acknowledge releases the memory if the annotations of the AttestationVerifier acknowledge the last restore. Then
-// everything is read again, since parts of it were not accepted. A time too far ahead acknowledges nothing: it would
-// acknowledge each restore to come.
+// Acknowledge releases the memory if the annotations of the AttestationVerifier acknowledge the last
+// restore. Then everything is read again, because parts of it were not accepted. A time too far ahead
+// is ignored, because it would acknowledge future restores.
 func (g *Guard) Acknowledge(annotations map[string]string) {
 	at, err := time.Parse(time.RFC3339, annotations[AnnotationRestoreSeen])
 	g.mu.Lock()
@@ -222,25 +225,26 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 	g.memory, g.token, g.withheld, g.missing, g.removed = nil, nil, nil, nil, nil
 	g.mu.Unlock()
 	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and " +
-		"the provisioning token count as they are")
+		"the provisioning token are in force as in the API")
 	g.o.Reread()
 }
 
-// Unacknowledged reports whether a restore was noticed that is not acknowledged.
+// Unacknowledged reports whether any detected restore is not acknowledged.
 func (g *Guard) Unacknowledged() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.memory != nil
 }
 
-// HoldsPolicies reports whether policies, reference values and anchors are those of the memory.
+// HoldsPolicies reports whether the policies, reference values and anchors of the memory are in force.
 func (g *Guard) HoldsPolicies() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.memory != nil && g.memory.View != nil
 }
 
-// View replaces the policies, reference values and anchors by those of the memory, and reports whether it did.
+// View replaces the policies, reference values and anchors of a view with those of the memory, and
+// reports whether it did.
 func (g *Guard) View(v *view.View) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -252,7 +256,7 @@ func (g *Guard) View(v *view.View) bool {
 	return true
 }
 
-// Machine returns what counts of a Machine; false if the Machine is not accepted.
+// Machine returns the state of a Machine that is in force, or false if the Machine is not accepted.
 func (g *Guard) Machine(m machine.Machine) (machine.Machine, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -265,7 +269,8 @@ func (g *Guard) Machine(m machine.Machine) (machine.Machine, bool) {
 	return m, g.isNew(m.UID, m.Created)
 }
 
-// isNew reports whether what the memory does not have was created after the notice. The lock is held.
+// isNew reports whether an object that is not in the memory was created after the detection. The caller
+// holds the lock.
 func (g *Guard) isNew(uid string, created time.Time) bool {
 	// Times of creation have no fractions of a second.
 	if !created.Before(g.restores[len(g.restores)-1].at.Truncate(time.Second)) {
@@ -275,7 +280,8 @@ func (g *Guard) isNew(uid string, created time.Time) bool {
 	return false
 }
 
-// Enrollment returns what counts of an enrollment; false if the enrollment is not accepted.
+// Enrollment returns the state of an enrollment that is in force, or false if the enrollment is not
+// accepted.
 func (g *Guard) Enrollment(e machine.Enrollment) (machine.Enrollment, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -299,7 +305,7 @@ func (g *Guard) Enrollment(e machine.Enrollment) (machine.Enrollment, bool) {
 	return e.WithSpec(spec), spec.MachineRef != nil
 }
 
-// WithheldGrant reports whether the grant of a MachineAttestation does not count.
+// WithheldGrant reports whether the grant of a MachineAttestation is not in force.
 func (g *Guard) WithheldGrant(a *v1alpha1.MachineAttestation) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -310,9 +316,9 @@ func (g *Guard) WithheldGrant(a *v1alpha1.MachineAttestation) bool {
 	return !known || !rule.SameGrant(before, a.Spec)
 }
 
-// Outdated returns why nothing may be granted to the Machine whose record is named by a UID: the record does not have
-// what it must not lose. It returns nil if something may be granted. In a process that repairs, an acknowledgement
-// does not release a record that could not be repaired.
+// Outdated returns an error while the record named by a UID lacks a state that it must not lose.
+// Nothing may then be granted to its Machine. In a process that repairs, an acknowledgement does not
+// release a record that could not be repaired.
 func (g *Guard) Outdated(uid string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -324,10 +330,11 @@ func (g *Guard) Outdated(uid string) error {
 	return nil
 }
 
-var errUnrepaired = errors.New("what was in force before etcd was restored is not in the record again")
+var errUnrepaired = errors.New("the record does not have the state from before the restore of etcd yet")
 
-// Token reports whether the provisioning token that was read in an epoch counts, and with what it is to be compared.
-// Data is what its Secret has, nil if there is none. Known is the token that is in force.
+// Token reports whether the provisioning token that was read in an epoch is in force, and returns the
+// state with which it must be compared. data is the content of its Secret, or nil if it does not exist.
+// known is the token in force.
 func (g *Guard) Token(epoch uint32, known provisioning.View, data map[string][]byte) (provisioning.View, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -351,8 +358,8 @@ func (g *Guard) HoldsToken() bool {
 	return g.token != nil
 }
 
-// Voided reports whether a key of a pair is from before a restore: it existed then, or was made then. A replica that
-// was faster may have made new keys; those are good.
+// Voided reports whether a key of a pair is from before a restore: it existed then, or was created
+// then. New keys from a replica that was faster are not void.
 func (g *Guard) Voided(pair keys.Pair) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -360,20 +367,20 @@ func (g *Guard) Voided(pair keys.Pair) bool {
 		!g.renewed.IsZero() && pair.MadeBefore(g.renewed)
 }
 
-// Problems are the restores that wait for an acknowledgement, for the condition Degraded with the reason EtcdRestored.
-// The texts do not change with time alone.
+// Problems returns the restores that are not acknowledged, for the condition Degraded with the reason
+// EtcdRestored. The texts do not depend on the time.
 func (g *Guard) Problems() (texts []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	held := ""
 	if g.memory != nil && g.memory.View != nil {
-		held = "; policies, reference values, trust anchors and grants stay as they were before it"
+		held = "; policies, reference values, trust anchors and grants from before it stay in force"
 	}
 	if n := len(g.withheld); n > 0 {
-		held += fmt.Sprintf("; %d Machines and enrollments that came back with it are not accepted", n)
+		held += fmt.Sprintf("; %d restored Machines and enrollments are not accepted", n)
 	}
 	if g.token != nil {
-		held += fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing "+
+		held += fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and is not accepted "+
 			"until a new one is made (token provisioning rotate --now) or this is acknowledged", g.o.ProvisioningSecret)
 	}
 	if g.future != "" {
@@ -381,8 +388,8 @@ func (g *Guard) Problems() (texts []string) {
 	}
 	for _, n := range g.restores {
 		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and "+
-			"latches set again as remembered%s; review policies, quarantines, enrollments and grants, "+
-			"then annotate this object with %s=TIME, the present time in RFC 3339",
+			"latches were set again%s; review policies, quarantines, enrollments and grants, "+
+			"then annotate this object with %s=TIME, the current time in RFC 3339",
 			n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
 	}
 	return texts

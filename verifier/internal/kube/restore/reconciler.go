@@ -25,23 +25,23 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// Reconciler repairs what a restore of etcd took from the records, and then has new keys made.
+// Reconciler repairs the records after a restore of etcd, and then requests new keys.
 type Reconciler struct {
 	*Guard
-	// Machine returns the Machine of a UID, and the UID that its record is named by.
+	// Machine returns the Machine with a UID, and the UID that names its record.
 	Machine func(uid string) (m *machine.Machine, recordUID string)
-	// Latch returns what a record has, as far as it is known.
+	// Latch returns the cached state of a record.
 	Latch func(uid string) rule.Latch
 	// Update changes a record.
 	Update func(ctx context.Context, uid string, change store.Change) error
-	// RenewKeys replaces keys from before the restore. It returns an error if there are no others afterwards.
+	// RenewKeys replaces keys from before the restore. It returns an error if such keys remain.
 	RenewKeys func(ctx context.Context) error
-	// Ready reports whether Machines and records were read again. With patience, a namespace that may not be read
-	// counts as one that was not read yet.
+	// Ready reports whether Machines and records were read again. With patience, a forbidden namespace
+	// counts as not read yet.
 	Ready func(patience bool) bool
-	// Patience is how long an API server that has just started may refuse what it will allow.
+	// Patience is the time for which a starting API server may deny what it will allow.
 	Patience time.Duration
-	// Limit bounds what is written.
+	// Limit is the rate limit of writes.
 	Limit flowcontrol.RateLimiter
 	// Changed is called when the repair is complete.
 	Changed func()
@@ -50,13 +50,13 @@ type Reconciler struct {
 const (
 	// unread is the pause while Machines and records are read again.
 	unread = time.Second / 2
-	// again is how often a repair is triggered in any case.
+	// again is the interval at which a repair is triggered in any case.
 	again = 10 * time.Second
-	// maxTold bounds the errors of one run that are reported.
-	maxTold = 10
+	// maxReported is the maximum number of reported errors of one run.
+	maxReported = 10
 )
 
-// SetupWithManager adds the controller. It runs in every replica that has a memory, leader or not.
+// SetupWithManager adds the controller. It runs in every replica with a memory, leader or not.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	return ctrl.NewControllerManagedBy(m).Named("restore").WatchesRawSource(r.trigger).
 		WithOptions(controller.Options{
@@ -65,23 +65,24 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		}).Complete(r)
 }
 
-// Repairing reports whether something is still to be repaired.
+// Repairing reports whether a repair is pending.
 func (g *Guard) Repairing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.repaired
 }
 
-// Rekeyed reports whether the repair of each record was tried, and there are new keys. Then [Guard.Outdated] says which
-// records could not be repaired. In a process that does not repair it is false after a restore.
+// Rekeyed reports whether the repair of each record was tried, and new keys exist. Then [Guard.Outdated]
+// reports the records that could not be repaired. In a process that does not repair, it is false after a
+// restore.
 func (g *Guard) Rekeyed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.rekeyed
 }
 
-// Reconcile repairs the records, and then the keys. A record that cannot be written keeps only its own Machine
-// out: what is to be written there stays in memory.
+// Reconcile repairs the records, and then the keys. If a record cannot be written, its state stays in
+// memory, and only its own Machine is not admitted.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	r.mu.Lock()
 	if len(r.removed) > 0 {
@@ -102,10 +103,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		err = r.RenewKeys(ctx)
 	}
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("repair what a restore of etcd took: %w", err)
+		return reconcile.Result{}, fmt.Errorf("repair the records after a restore of etcd: %w", err)
 	}
 	r.mu.Lock()
-	if r.rereading || r.Epoch() != epoch { // there was another restore
+	if r.rereading || r.Epoch() != epoch { // another restore was detected
 		r.mu.Unlock()
 		return reconcile.Result{RequeueAfter: unread}, nil
 	}
@@ -114,13 +115,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if why != nil {
 		return reconcile.Result{}, fmt.Errorf("repair the records of %d Machines: %w", len(left), why)
 	}
-	r.o.Log.Info("what was revoked before the restore of etcd is revoked again", "machines", len(latches))
+	r.o.Log.Info("the revocations from before the restore of etcd were repeated", "machines", len(latches))
 	r.Changed()
 	return reconcile.Result{}, nil
 }
 
-// ready reports whether the repair can begin. A namespace that stays forbidden is not waited for: it would keep all
-// others without keys.
+// ready reports whether the repair can begin. It does not wait for a namespace that stays forbidden,
+// because all others would have no keys.
 func (r *Reconciler) ready() bool {
 	r.mu.Lock()
 	patience := len(r.restores) > 0 && r.o.Now().Sub(r.restores[len(r.restores)-1].at) < r.Patience
@@ -128,8 +129,9 @@ func (r *Reconciler) ready() bool {
 	return r.Ready(patience)
 }
 
-// repair sets the latches again. It returns those that it could not write, and why: these keep only their own Machines
-// out. An API that does not answer is an error: records come before keys.
+// repair sets the latches again. It returns those that it could not write, with the errors; only their
+// own Machines are not admitted. If the API does not answer, that is an error, because records must be
+// repaired before keys.
 func (r *Reconciler) repair(ctx context.Context, latches map[string]rule.Latch) (map[string]rule.Latch, error, error) {
 	left := maps.Clone(latches)
 	var why []error
@@ -153,15 +155,16 @@ func (r *Reconciler) repair(ctx context.Context, latches map[string]rule.Latch) 
 			delete(left, uid)
 		case !ofOneRecord(err):
 			return nil, nil, err
-		case len(why) < maxTold:
+		case len(why) < maxReported:
 			why = append(why, err)
 		}
 	}
 	return left, errors.Join(why...), nil
 }
 
-// ofOneRecord reports whether an error says nothing of other records. An internal error may be that of one object, such
-// as one that cannot be decoded. An error that neither the API nor the package of records explains counts for all.
+// ofOneRecord reports whether an error concerns only one record. An internal error may concern one
+// object, such as one that cannot be decoded. Any other error counts for all records, unless the API or
+// package records explains it.
 func ofOneRecord(err error) bool {
 	if kerrors.IsInternalError(err) {
 		return true

@@ -173,7 +173,7 @@ func TestReconciler_WaitsUntilSourcesAreMarked(t *testing.T) {
 }
 
 // One record that cannot be written keeps its own Machine out, and no other one.
-func TestReconciler_OneBadRecordKeepsNobodyWithoutKeys(t *testing.T) {
+func TestReconciler_OneBadRecordDelaysNoKeys(t *testing.T) {
 	p, renewed := newProcess(), 0
 	lost := rule.Latch{Quarantined: true}
 	p.memory.Latches = map[string]rule.Latch{"bad": lost, "corrupt": lost, "a": lost, "z": lost, "gone": lost}

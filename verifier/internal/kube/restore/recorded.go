@@ -9,17 +9,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
-// Demand is what an administrator's objects say of a Machine. Only administrators write them.
+// Demand is the state that an administrator's objects require for a Machine. Only administrators write
+// them.
 type Demand struct {
 	Quarantined bool // an object quarantines the Machine
 	Granted     bool // it may attest once more although it has joined
 }
 
-// Recorded receives what the record of a Machine has, and what an administrator demands.
+// Recorded receives the state of a Machine's record, and the administrator's demand.
 //
-// A front can write any record, so a latch that a record loses while a restore is held is set again. An administrator
-// lifts a quarantine in two steps: an object demands it, and then no longer does. From the first step on, the memory
-// does not keep it. A used grant is not compared: the next grant may end earlier.
+// A front can write any record, so a latch that a record loses while a restore is held is set again. An
+// administrator lifts a quarantine in two steps: an object demands it, and then no longer does. From
+// the first step on, the memory does not keep the quarantine. A used grant is not compared, because the
+// next grant may end earlier.
 func (g *Guard) Recorded(uid string, l rule.Latch, by Demand) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -85,11 +85,11 @@ func (p *process) reconciler(records map[string]*v1alpha1.MachineAttestation) *r
 }
 
 // A second restore, or the same one noticed again, before all was repaired.
-func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
+func TestRepairsOfARestoreSurviveTheNext(t *testing.T) {
 	p := newProcess()
 	strong := rule.Latch{Quarantined: true, Joined: true, GrantUsed: noon, GrantAttestations: 3}
 	p.memory.Latches = map[string]rule.Latch{"u": strong, "v": {Joined: true}}
-	p.Saw(0, 50)
+	p.Observe(0, 50)
 	p.Restored(0, "test")
 	p.Restored(0, "the same one, by another watch")
 	if p.Epoch() != 1 || len(p.Problems()) != 1 || p.voided != 1 || p.reread != 1 {
@@ -120,7 +120,7 @@ func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
 	}
 }
 
-func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
+func TestGuard_AcceptsOnlyWhatTheMemoryHas(t *testing.T) {
 	p := newProcess()
 	enrollment := func(uid, ek string, created time.Time, change func(*v1alpha1.MachineAttestation)) machine.Enrollment {
 		t.Helper()
@@ -235,7 +235,7 @@ func TestGuard_LateNoticeAcceptsTheNewKeys(t *testing.T) {
 	p := newProcess()
 	inUse := made(noon.Add(-time.Minute))
 	p.memory.Keys = inUse.IDs()
-	p.Saw(0, 10)
+	p.Observe(0, 10)
 	p.now = noon.Add(time.Hour)
 	p.Restored(0, "test")
 	for name, test := range map[string]struct {
@@ -320,7 +320,7 @@ func TestDetector_Probe(t *testing.T) {
 	probe("20", 0)
 	probe("25", 0)
 	probe("19", 1)
-	d.Saw(0, 100) // by a watch of before the restore
+	d.Observe(0, 100) // by a watch of before the restore
 	probe("19", 1)
 	probe("", 1) // an API that counts in something else
 	calls := api.calls
@@ -333,7 +333,7 @@ func TestDetector_Probe(t *testing.T) {
 }
 
 // A process that does not repair holds what a record lost until another one has repaired it.
-func TestGuard_NothingIsGrantedOnARecordThatLostSomething(t *testing.T) {
+func TestGuard_GrantsNothingOnARecordThatLostState(t *testing.T) {
 	p := newProcess()
 	lost := rule.Latch{Quarantined: true, GrantUsed: noon, GrantAttestations: 2}
 	p.memory.Latches = map[string]rule.Latch{"u": lost, "v": lost}

@@ -26,8 +26,8 @@ import (
 // Revisions decides what a restore of etcd means. Each detected restore begins an epoch.
 type Revisions interface {
 	Epoch() uint32
-	// Saw receives the revision of a list or an event.
-	Saw(epoch uint32, revision uint64)
+	// Observe receives the revision of a list or an event.
+	Observe(epoch uint32, revision uint64)
 	// Probe reads the API's current revision before a watch continues.
 	Probe(context.Context) error
 	// Restored is called before an object of the restored state is applied.

@@ -119,7 +119,7 @@ func (c *consumer) drop(name types.NamespacedName) {
 
 func (c *consumer) Epoch() uint32 { return c.epoch.Load() }
 
-func (c *consumer) Saw(epoch uint32, revision uint64) {
+func (c *consumer) Observe(epoch uint32, revision uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if epoch == c.epoch.Load() {

@@ -242,7 +242,7 @@ func (s *Source) progress(watch uint32, version uint64) bool {
 	epoch := s.current
 	s.mu.Unlock()
 	if s.Group != "" { // built-in resources may be in another etcd
-		s.runner.o.Revisions.Saw(epoch, version)
+		s.runner.o.Revisions.Observe(epoch, version)
 	}
 	return true
 }

@@ -74,7 +74,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 	})
 }
 
-func TestAnAnswerThatIsNotOfTheInstanceTurnsNobodyAwayForGood(t *testing.T) {
+func TestAnswerAboutAnotherInstance_IsATemporaryDenial(t *testing.T) {
 	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbour": {Extra: true},
 		"another": {Other: "i-0ffffffffffffffff"}, "none": {Empty: true}} {
 		w := newWorld(t)
@@ -96,7 +96,7 @@ func state(s string) func(*world) {
 
 func (w *world) change(f func(*emulated.Instance)) { w.cloud.Change(w.machine.ID, f) }
 
-func TestAProviderThatIsDownIsTemporaryAndNeverAPass(t *testing.T) {
+func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 	type call struct {
 		operation string
 		ask       func(*world) error
@@ -175,7 +175,7 @@ func TestAProviderThatIsDownIsTemporaryAndNeverAPass(t *testing.T) {
 	}
 }
 
-func TestAttack_T06_TheRelayFollowsNothing(t *testing.T) {
+func TestAttack_T06_TheRelayFollowsNoRedirect(t *testing.T) {
 	w := newWorld(t)
 	if _, err := w.sts(w.machine); err != nil {
 		t.Fatal(err)

@@ -225,7 +225,7 @@ func TestAMachineOfAWSIsConfirmed(t *testing.T) {
 
 // Outbound's deadline is that of its tests; here the caller's has passed when the
 // answer comes.
-func TestAnAnswerThatComesTooLateIsNone(t *testing.T) {
+func TestLateAnswer_IsIgnored(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.Fail("DescribeInstances", emulated.Fault{Delay: 200 * time.Millisecond})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -234,7 +234,7 @@ func TestAnAnswerThatComesTooLateIsNone(t *testing.T) {
 	refused(t, err, reason.ProviderUnavailable)
 }
 
-func TestANoIsNotAskedForAgainAtOnce(t *testing.T) {
+func TestDenial_IsNotRequestedAgainImmediately(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.Remove(w.machine.ID)
 	for range 10 {
@@ -248,7 +248,7 @@ func TestANoIsNotAskedForAgainAtOnce(t *testing.T) {
 
 // A machine that asks again at once costs no second call; what EC2 says can change,
 // so it counts for two seconds.
-func TestAnInstanceIsAskedForOnceInTwoSeconds(t *testing.T) {
+func TestInstance_IsQueriedOnceInTwoSeconds(t *testing.T) {
 	w := newWorld(t)
 	ask := func(id string) awsiid.Instance {
 		t.Helper()
@@ -277,7 +277,7 @@ func TestAnInstanceIsAskedForOnceInTwoSeconds(t *testing.T) {
 	}
 }
 
-func TestWhereEC2IsNotAsked(t *testing.T) {
+func TestWhenEC2IsNotQueried(t *testing.T) {
 	w := newWorld(t)
 	for name, ask := range map[string]func(string, string) error{
 		"describe": func(region, id string) error {
@@ -310,7 +310,7 @@ func TestWhereEC2IsNotAsked(t *testing.T) {
 	}
 }
 
-func TestAConfigurationThatCannotWorkIsRefused(t *testing.T) {
+func TestConfigurationThatCannotWork_IsRejected(t *testing.T) {
 	w := newWorld(t)
 	for name, change := range map[string]func(*config.AWS){
 		"a region that is none": func(c *config.AWS) { c.Regions = []string{"eu-central-1.evil.example"} },
@@ -325,7 +325,7 @@ func TestAConfigurationThatCannotWorkIsRefused(t *testing.T) {
 	}
 }
 
-func TestAnEKIsAskedForOnce(t *testing.T) {
+func TestEK_IsQueriedOnce(t *testing.T) {
 	w := newWorld(t)
 	second := w.instance()
 	second.EK = map[string][]byte{"rsa-2048": spki(t, endorsementKeys()[1])}

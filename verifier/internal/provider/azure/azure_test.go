@@ -140,7 +140,7 @@ func TestAVirtualMachineByTheRealSDK(t *testing.T) {
 
 // A machine that tries again and again, with its own documents and the name of any
 // machine of the subscription, makes one call in three seconds for each name.
-func TestAttack_T51_OneMachineThatAsksWithoutEnd(t *testing.T) {
+func TestAttack_T51_OneMachineThatSendsRequestsWithoutEnd(t *testing.T) {
 	w := newWorld(t)
 	other := &emulator.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
 		VMID: "cd8e7443-24a0-41f3-b949-8baf4fd1c574"}
@@ -175,7 +175,7 @@ func TestAttack_T51_OneMachineThatAsksWithoutEnd(t *testing.T) {
 	}
 }
 
-func TestWhenAzureIsNotWell(t *testing.T) {
+func TestWhenAzureFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(w *world, id *string)
 		want   reason.Code
@@ -239,7 +239,7 @@ func TestWhenAzureIsNotWell(t *testing.T) {
 	}
 }
 
-func TestManyAtOnceAreOneCall(t *testing.T) {
+func TestConcurrentQuestionsAreOneCall(t *testing.T) {
 	w := newWorld(t)
 	if _, err := w.provider.VM(t.Context(), w.machine.ResourceID()); err != nil {
 		t.Fatal(err)
@@ -304,7 +304,7 @@ func TestTheAudienceIsTheCloudsForEachCloud(t *testing.T) {
 	}
 }
 
-func TestConfigurationThatCannotBe(t *testing.T) {
+func TestConfigurationThatCannotBeUsed(t *testing.T) {
 	w := newWorld(t)
 	for name, change := range map[string]func(*config.Azure){
 		"a cloud that is none":   func(c *config.Azure) { c.Cloud = "Mars" },

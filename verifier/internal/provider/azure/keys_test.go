@@ -29,7 +29,7 @@ func (w *world) keyID(t *testing.T) string {
 	return header.Kid
 }
 
-func TestTheKeysAreFetchedSeldom(t *testing.T) {
+func TestTheKeysAreFetchedRarely(t *testing.T) {
 	w := newWorld(t)
 	good, keys := w.keyID(t), w.provider.Identity().Keys
 	before := w.cloud.Calls("keys")
@@ -83,7 +83,7 @@ func TestTheKeysAreFetchedSeldom(t *testing.T) {
 	}
 }
 
-func TestTheKeysThatWereNeverHad(t *testing.T) {
+func TestTheKeysThatWereNeverFetched(t *testing.T) {
 	w := newWorld(t)
 	good, keys := w.keyID(t), w.provider.Identity().Keys
 	w.cloud.Fail(emulator.Faults{Login: 500})

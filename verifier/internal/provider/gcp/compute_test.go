@@ -75,7 +75,7 @@ func keyPair(t *testing.T) (*rsa.PublicKey, *ecdsa.PublicKey) {
 	return &r.PublicKey, &e.PublicKey
 }
 
-func TestGoogleNamesTheKeysOfAnInstancesTPM(t *testing.T) {
+func TestGoogleReturnsTheKeysOfAnInstancesTPM(t *testing.T) {
 	w := newWorld(t)
 	r, e := keyPair(t)
 	w.worker(r, e)
@@ -131,7 +131,7 @@ func TestWhatTheDirectoryAnswersWithoutATPM(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatCannotBeAskedIsTemporary(t *testing.T) {
+func TestUnavailableDirectory_IsATemporaryDenial(t *testing.T) {
 	w := newWorld(t)
 	r, _ := keyPair(t)
 	w.worker(r)
@@ -171,7 +171,7 @@ func TestADirectoryThatCannotBeAskedIsTemporary(t *testing.T) {
 	}
 }
 
-func TestCredentialsAreLookedForWhenTheyAreNeeded(t *testing.T) {
+func TestCredentialsAreReadAtTheFirstQuery(t *testing.T) {
 	w := newWorld(t)
 	r, _ := keyPair(t)
 	w.worker(r)

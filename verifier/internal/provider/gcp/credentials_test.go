@@ -57,7 +57,7 @@ func good(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(`{"access_token":"a-token","token_type":"Bearer","expires_in":3600}`))
 }
 
-func TestATokenIsRenewedOnceForAll(t *testing.T) {
+func TestToken_IsRenewedOnceForAllCallers(t *testing.T) {
 	d, calls := tokens(t, func(_ int64, w http.ResponseWriter) { good(w) })
 	var all sync.WaitGroup
 	for range 50 {
@@ -112,7 +112,7 @@ func TestAttack_T51_ATokenEndpointThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-func TestAnExchangeThatFailsIsTriedAgain(t *testing.T) {
+func TestFailedTokenExchange_IsRetried(t *testing.T) {
 	d, calls := tokens(t, func(call int64, w http.ResponseWriter) {
 		if call == 1 {
 			w.WriteHeader(http.StatusBadRequest)

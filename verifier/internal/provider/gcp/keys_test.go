@@ -183,7 +183,7 @@ func TestAttack_T08_AFloodOfInventedKeyIDsIsTwoFetchesAMinute(t *testing.T) {
 
 // Somebody shows a token with an invented kid, and then Google begins to use a new
 // key. Its tokens are not refused for good before Google was asked.
-func TestAKeyThatIsNewBetweenTwoFetchesIsWaitedFor(t *testing.T) {
+func TestKeyThatIsNewBetweenTwoFetches_IsATemporaryDenial(t *testing.T) {
 	w := newWorld(t)
 	w.want(t, w.current(), 0, 1)
 	w.clock.Add(31 * time.Second)
@@ -198,7 +198,7 @@ func TestAKeyThatIsNewBetweenTwoFetchesIsWaitedFor(t *testing.T) {
 }
 
 // The answer to a question that was put before may be older than the key.
-func TestAFetchThatWasUnderWayIsNoAnswerAboutANewKey(t *testing.T) {
+func TestFetchThatBeganEarlier_DoesNotDenyANewKey(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.Fail(emulator.Keys, emulator.Fault{Delay: 200 * time.Millisecond})
 	first := make(chan error, 1)
@@ -218,7 +218,7 @@ func TestAFetchThatWasUnderWayIsNoAnswerAboutANewKey(t *testing.T) {
 	}
 }
 
-func TestAThousandFirstTokensAreOneFetch(t *testing.T) {
+func TestThousandConcurrentTokens_CauseOneFetch(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.Fail(emulator.Keys, emulator.Fault{Delay: 50 * time.Millisecond})
 	kid := w.current()
@@ -236,7 +236,7 @@ func TestAThousandFirstTokensAreOneFetch(t *testing.T) {
 	}
 }
 
-func TestKeysWhileGoogleIsAway(t *testing.T) {
+func TestKeysWhileGoogleIsUnavailable(t *testing.T) {
 	for name, fault := range map[string]emulator.Fault{
 		"it is off":                 {Off: true},
 		"it answers 503":            {Status: http.StatusServiceUnavailable},
@@ -288,7 +288,7 @@ func TestAKeyThatGoogleWithdrewEndsWithTheSet(t *testing.T) {
 	w.want(t, first, reason.DocumentUntrusted, 2)
 }
 
-func TestTheFetchOfACallerWhoGivesUpCountsForTheNext(t *testing.T) {
+func TestFetchOfACallerThatGivesUpIsUsedForTheNext(t *testing.T) {
 	w := newWorld(t)
 	w.cloud.Fail(emulator.Keys, emulator.Fault{Delay: 200 * time.Millisecond})
 	ctx, cancel := contextWithTimeout(t, 20*time.Millisecond)
@@ -302,7 +302,7 @@ func TestTheFetchOfACallerWhoGivesUpCountsForTheNext(t *testing.T) {
 	}
 }
 
-func TestADisconnectedVerifierHasTheKeysOfItsFolder(t *testing.T) {
+func TestOfflineVerifier_HasTheKeysOfItsFolder(t *testing.T) {
 	var static *gcpidentity.StaticKeys
 	w := newWorld(t, func(o *gcp.KeysOptions) {
 		o.Offline, o.Caller = true, nil
@@ -321,7 +321,7 @@ func TestADisconnectedVerifierHasTheKeysOfItsFolder(t *testing.T) {
 	}
 }
 
-func TestKeysOfTheFolderCountWhileGoogleIsAway(t *testing.T) {
+func TestKeysOfTheFolderAreValidWhileGoogleIsUnavailable(t *testing.T) {
 	var static *gcpidentity.StaticKeys
 	w := newWorld(t, func(o *gcp.KeysOptions) { o.Static = func() *gcpidentity.StaticKeys { return static } })
 	var err error
@@ -336,7 +336,7 @@ func TestKeysOfTheFolderCountWhileGoogleIsAway(t *testing.T) {
 	w.want(t, w.current(), reason.ProviderUnavailable, 1)
 }
 
-func TestKeysComeFromWhoeverHasTheConfiguredCertificate(t *testing.T) {
+func TestKeysComeFromTheServerWithTheConfiguredCertificate(t *testing.T) {
 	w := newWorld(t)
 	other := newWorld(t)
 	keys, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{URL: w.api.KeysURL, CA: other.api.CAFile},

@@ -80,7 +80,7 @@ func (v *vcenter) endSessions() {
 
 func (v *vcenter) directoryServer() *server { return &server{config: v.config(), now: time.Now} }
 
-func TestVCenterThatCannotBeAsked(t *testing.T) {
+func TestVCenterThatDoesNotAnswer(t *testing.T) {
 	v := start(t)
 	change := func(f func(*config.VCenter)) *Directory {
 		c := v.config()
@@ -130,7 +130,7 @@ func TestVCenterThatCannotBeAsked(t *testing.T) {
 }
 
 // The vCenter has a new certificate, by a new authority.
-func TestAuthorityIsRotated(t *testing.T) {
+func TestCAIsRotated(t *testing.T) {
 	v := start(t)
 	d, clock := v.directory()
 	ask := func() error {
@@ -148,7 +148,7 @@ func TestAuthorityIsRotated(t *testing.T) {
 }
 
 // A vCenter locks an account that is refused again and again.
-func TestRefusedCredentialsAreNotShownAgain(t *testing.T) {
+func TestDeniedCredentialsAreNotSentAgain(t *testing.T) {
 	v := start(t)
 	v.setPassword("second")
 	d, clock := v.directory()

@@ -151,7 +151,7 @@ func TestTwoVCenters(t *testing.T) {
 }
 
 // A clone in another vCenter, or in the same one, has the UUID and a TPM of its own.
-func TestAttack_T21_ACloneIsNeverEndorsedAndIsNoWeapon(t *testing.T) {
+func TestAttack_T21_ACloneIsNeverEndorsedAndExcludesNoMachine(t *testing.T) {
 	v, other := start(t), start(t)
 	other.rename()
 	d, clock := v.directory(other.config())

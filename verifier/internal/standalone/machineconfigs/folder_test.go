@@ -36,7 +36,7 @@ func open(t *testing.T) (*Folder, string) {
 	return Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet()}), dir
 }
 
-func TestAFolderIsServedWholeAndAsThePartForAnyone(t *testing.T) {
+func TestFolder_ServesWholeAndPreApprovedConfigs(t *testing.T) {
 	s, dir := open(t)
 	if got := s.Pools(); len(got) != 1 || got[0] != "worker" {
 		t.Fatalf("pools %v, findings %v", got, s.Findings())
@@ -172,7 +172,7 @@ func TestAttack_T55_ASecretIsInNoConfigForAnyone(t *testing.T) {
 	}
 }
 
-func TestEventsAreEmittedOnceByWhoeverLeads(t *testing.T) {
+func TestEventsAreEmittedOnceByTheLeader(t *testing.T) {
 	_, dir := open(t)
 	var events []poolconfig.Fault
 	leading := false
@@ -194,7 +194,7 @@ func TestEventsAreEmittedOnceByWhoeverLeads(t *testing.T) {
 	}
 }
 
-func TestAFolderThatIsNotThereHasNoPools(t *testing.T) {
+func TestMissingFolder_HasNoPools(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "none"), poolconfig.Options{Log: poolconfigtest.Quiet()})
 	if len(s.Pools()) > 0 || len(s.Findings()) > 0 {
 		t.Errorf("%v %v", s.Pools(), s.Findings())

@@ -141,7 +141,7 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 }
 
 // Of a file that is broken in another way than before, one thing is wrong.
-func TestAFileIsBrokenInOneWay(t *testing.T) {
+func TestBrokenFile_IsReportedOnce(t *testing.T) {
 	s, dir := open(t)
 	before := poolconfigtest.Text(t, s, "worker", false)
 	write(t, dir, "50-site.yaml",

@@ -209,7 +209,7 @@ func TestACredentialIsOnTheRecordBeforeItIsPublished(t *testing.T) {
 }
 
 // The front can write records. What a Machine is decides the inventory.
-func TestAttack_T49_ARecordAloneReceivesNoCredential(t *testing.T) {
+func TestAttack_T49_ARecordWithoutAMachineReceivesNoCredential(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	for name, set := range map[string]func(on bool){
 		"a quarantined Machine":     func(on bool) { s.redeemable = denied(on, reason.Quarantined) },
@@ -255,7 +255,7 @@ func TestAPublishedCredentialIsReconciledWhenItEnds(t *testing.T) {
 }
 
 // The inventory may show the Machine late. No event follows when it does, so the controller retries.
-func TestAMachineThatMayNotHaveACredentialYetReceivesItLater(t *testing.T) {
+func TestMachineThatMayNotHaveACredentialYet_ReceivesItLater(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	uid := s.attested()
 	s.controller.Observe(uid, "t1")
@@ -361,7 +361,7 @@ func TestAttack_T49_AnotherPublishedSecretIsReplaced(t *testing.T) {
 }
 
 // The process may end between any two steps.
-func TestAnEndBetweenTwoStepsLeavesNothingThatIsNotOnTheRecord(t *testing.T) {
+func TestCrashBetweenTwoSteps_LeavesEveryCredentialOnTheRecord(t *testing.T) {
 	for _, kind := range []config.CredentialKind{config.ServiceAccountToken, config.BootstrapToken} {
 		t.Run(string(kind), func(t *testing.T) {
 			s := newSite(t, kind)

@@ -102,7 +102,7 @@ func TestAttack_T54_AKeyThatWasApprovedGivesWayToNoOther(t *testing.T) {
 }
 
 // While what was watched cannot be relied on nothing is decided, and nothing denied.
-func TestNothingIsDecidedOnWhatIsOutOfDate(t *testing.T) {
+func TestNothingIsDecidedOnOutdatedState(t *testing.T) {
 	s := newSite(t)
 	a := s.machine("a")
 	s.machine("b")
@@ -140,7 +140,7 @@ func TestNothingIsDecidedOnWhatIsOutOfDate(t *testing.T) {
 
 // A Machine that is slow to get its addresses, and one before it that still has the
 // name: not a lie.
-func TestAPredecessorOfTheSameHostNameIsWaitedFor(t *testing.T) {
+func TestPredecessorOfTheSameHostName_DelaysTheApproval(t *testing.T) {
 	s := newSite(t).run()
 	old := s.machine("old")
 	m := s.machineOf(machines, map[string]any{
@@ -164,7 +164,7 @@ func TestAPredecessorOfTheSameHostNameIsWaitedFor(t *testing.T) {
 }
 
 // A record that comes back: its credential is as good as before.
-func TestACredentialThatNoRecordHasIsLookedAtAgain(t *testing.T) {
+func TestCredentialWithoutARecord_IsEvaluatedAgain(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	k, id := s.bootstrap()
@@ -185,7 +185,7 @@ func (d stale) ByInternalDNS(name string) []machine.Ref {
 	return append([]machine.Ref{d.old}, append(d.site.ByInternalDNS(name), d.site.ByInternalDNS(name)...)...)
 }
 
-func TestAMachineThatWasMadeAnewIsOne(t *testing.T) {
+func TestRecreatedMachine_IsOneMachine(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("w-0")
 	ref := s.list().ByInternalDNS(s.node("w-0"))[0]

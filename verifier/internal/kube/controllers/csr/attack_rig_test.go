@@ -326,7 +326,7 @@ func TestAttack_T54_BrokenAndHugeRequestsBesideGoodOnes(t *testing.T) {
 }
 
 // FEATURES D11 with attestation: who has one credential can only stop its machine.
-func TestAttack_T54_FloodOfRequestsStopsNobodyElse(t *testing.T) {
+func TestAttack_T54_FloodOfRequestsDelaysNoOtherMachine(t *testing.T) {
 	s := newSite(t)
 	s.options.Config.PendingPerMachine = 3
 	flooder, victim, stranger := s.machine("a"), s.machine("b"), s.machine("c")

@@ -1,42 +1,40 @@
-// Package csr approves the certificate signing requests of kubelets, in place of or beside
-// OpenShift's cluster-machine-approver (docs/approver.md). Package pkg/approver
-// decides, on the facts that package approval reads.
+// Package csr approves the certificate signing requests of kubelets, in place of or beside OpenShift's
+// cluster-machine-approver (docs/approver.md). Package pkg/approver decides, on the facts that package
+// approval reads.
 //
-// It watches CertificateSigningRequests. There is one controller for each of the kubelet's
-// two signers, so that a kubelet that does not answer delays no client certificate. Both
-// share one Reconcile. It reads a request again before it decides. A decision has these
-// consequences:
+// It watches CertificateSigningRequests. Each of the kubelet's two signers has its own controller, so
+// that a kubelet that does not answer delays no client certificate. Both share one Reconcile, which
+// reads a request again before the decision. A decision has these consequences:
 //
-//   - Approve: with attestation, the record of the machine first receives the key and the
-//     name of its first client certificate, by compare-and-swap. Then the request is
-//     approved. Another key replaces the first one only if no request with the first was
-//     approved. Requests with the first key that still wait are denied before that.
-//   - Deny: the condition Denied, since the request proves which machine made it.
+//   - Approve: with attestation, the record of the machine first receives the key and the name of its
+//     first client certificate, by compare-and-swap. Then the request is approved. Another key replaces
+//     the first one only if no request with the first was approved. Waiting requests with the first key
+//     are denied before that.
+//   - Deny: the request gets the condition Denied, because it proves which machine made it.
 //   - Refuse: nothing is written; the request waits for an administrator.
-//   - Retry: the request is decided again, after pauses that grow with its age.
+//   - Retry: the request is evaluated again, after pauses that grow with its age.
 //   - Ignore: the request is not for this approver.
 //
-// A refusal of a request that a machine's own credential made is written on that machine's
-// record, which emits an Event. Any other refusal causes only a line in the audit log, from
-// a budget, and a metric: a client without such a credential causes no write. A request
-// with a machine's own credential that another approver approved is that machine's first
-// certificate, too.
+// If a machine's own credential made a request, a refusal is written to that machine's record, which
+// emits an Event. Any other refusal causes only a line in the audit log, from a budget, and a metric.
+// So a client without such a credential causes no write. If another approver approves a request with a
+// machine's own credential, that also counts as the machine's first certificate.
 //
-// It writes: the conditions Approved and Denied, MachineAttestations through [Records].
-// Permissions: get, list and watch of certificatesigningrequests, update of their approval,
-// approve for both signers, and what package approval states (deploy/components/approver).
+// It writes: the conditions Approved and Denied, MachineAttestations through [Records]. Permissions:
+// get, list and watch of certificatesigningrequests, update of their approval, approve for both
+// signers, and the permissions of package approval (deploy/components/approver).
 //
-// It runs while the replica holds the lease. Two instances at a time do no harm: records
-// and conditions are written with the resource version that was read. An instance that
-// runs late decides all requests that still wait. If it stops between the record and the
-// approval, the same key is approved later. It decides nothing while the inventory is not
-// reliable (Options.Ready): "no record has this credential" would not be a fact. A record
-// that cannot be read holds only requests of its own machine.
+// It runs while the replica holds the lease. Two concurrent instances do no harm: records and
+// conditions are written with the resource version that was read. An instance that runs late evaluates
+// all waiting requests. If it stops between the record and the approval, the same key is approved
+// later. It makes no decision while the inventory is not reliable (Options.Ready), because "no record
+// has this credential" may then be false. A record that cannot be read delays only requests of its own
+// machine.
 //
-// There is one decision at a time for each machine and for each name of a Node. The front
-// can change a record during a decision, so the record alone does not keep a second key out.
+// There is one decision at a time for each machine and for each name of a Node. The front can change a
+// record during a decision, so the record does not suffice to exclude a second key.
 //
-// The content of requests, and the status of Nodes, are untrusted.
+// The content of requests and the status of Nodes are untrusted.
 package csr
 
 import (
@@ -84,19 +82,19 @@ type Options struct {
 	// is nil where machines have no credentials of their own.
 	Config     config.Approver
 	Credential *config.Credential
-	// Namespaces of Machines, and the verifier's own; "*" is every namespace.
+	// Namespaces are those of Machines, and the verifier's own. "*" means every namespace.
 	Namespaces []string
 	Namespace  string // the verifier's own, one of them
 	Machines   approval.Directory
 	Records    Records
 
 	Log   *slog.Logger
-	Audit *audit.Log // nil: one that writes to Log
+	Audit *audit.Log // if nil, it writes to Log
 
-	Now func() time.Time // nil: time.Now
-	// Dial reaches a kubelet; nil: any address except those of this host.
+	Now func() time.Time // default time.Now
+	// Dial connects to a kubelet. If nil, any address except those of this host is allowed.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Ready says why Machines and Records are not reliable now. nil: they always are.
+	// Ready returns why Machines and Records are not reliable now. If nil, they always are.
 	Ready func() error
 
 	Timeout   time.Duration // of one decision. Default 3 minutes
@@ -105,25 +103,25 @@ type Options struct {
 	SyncLimit time.Duration // within which the requests must have been listed. Default 1 year
 }
 
-// Pauses before a request is decided again.
+// The pauses before a request is evaluated again.
 const (
 	maxPause = 2 * time.Minute
 	// oldPause is for a request that no longer counts as waiting.
 	oldPause = 10 * time.Minute
-	// busyPause is for a request of a machine or node that another decision is for.
+	// busyPause is for a request of a machine or node for which another decision is in progress.
 	busyPause = 200 * time.Millisecond
-	// unreadyPauses is the pause while the inventory is not reliable, in MinPauses.
+	// unreadyPauses is the pause while the inventory is not reliable, in units of MinPause.
 	unreadyPauses = 10
 )
 
-// young is the age of a request that may be ahead of the inventory.
+// young is the age up to which a request may be newer than the inventory.
 const young = time.Minute
 
-// decisionTimeout is longer than two lists of all quarantines may take: a decision may wait
-// for the list that runs, and then for its own.
+// decisionTimeout is longer than two lists of all quarantines: a decision may wait for the active list,
+// and then for its own.
 const decisionTimeout = 3 * time.Minute
 
-// workers is how many requests of each signer are decided at a time.
+// workers is the number of concurrent decisions for each signer.
 const workers = 8
 
 type request = reconcile.Request
@@ -138,7 +136,7 @@ type Controllers struct {
 	findings findings
 }
 
-// New makes no call.
+// New returns the controllers. It makes no call.
 func New(o Options) (*Controllers, error) {
 	if o.Machines == nil || o.Records == nil || o.Log == nil {
 		return nil, errors.New("csr controllers: an option is missing")
@@ -157,7 +155,7 @@ func New(o Options) (*Controllers, error) {
 	}, nil
 }
 
-// Cache is what the manager's cache needs to know of the kinds that the controllers watch.
+// Cache returns the options of the manager's cache for the kinds that the controllers watch.
 func Cache() map[client.Object]cache.ByObject {
 	return map[client.Object]cache.ByObject{
 		&certificatesv1.CertificateSigningRequest{}: {
@@ -188,12 +186,12 @@ func (c *Controllers) SetupWithManager(m manager.Manager) error {
 			For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(undecided(signer))).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
-				// The priority queue puts the requests of the first list after all new ones. Many new
-				// ones would starve those that waited before a change of the leader.
+				// The priority queue sorts the requests of the first list after all new ones. Many new
+				// ones would starve those that were waiting before a change of the leader.
 				UsePriorityQueue:      ptr.To(false),
 				RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[request](c.o.MinPause, maxPause),
 				ReconciliationTimeout: c.o.Timeout,
-				// Other controllers of the manager go on while requests cannot be listed.
+				// Other controllers of the manager must run while requests cannot be listed.
 				CacheSyncTimeout: c.o.SyncLimit,
 			})
 		if signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
@@ -209,8 +207,8 @@ func (c *Controllers) SetupWithManager(m manager.Manager) error {
 	return nil
 }
 
-// undecided selects the requests for a signer that need a decision, those that another
-// approver approved, and deleted ones.
+// undecided selects the requests for a signer that need a decision, those that another approver
+// approved, and deleted ones.
 func undecided(signer string) predicate.Predicate {
 	needed := func(obj client.Object) bool {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
@@ -228,7 +226,7 @@ func undecided(signer string) predicate.Predicate {
 	}
 }
 
-// approved returns the condition of an approved request; nil if there is none.
+// approved returns the condition of an approved request, or nil.
 func approved(csr *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequestCondition {
 	for i := range csr.Status.Conditions {
 		if c := &csr.Status.Conditions[i]; c.Type == certificatesv1.CertificateApproved && c.Status != corev1.ConditionFalse {
@@ -241,18 +239,18 @@ func approved(csr *certificatesv1.CertificateSigningRequest) *certificatesv1.Cer
 // indexName is the name of the index by [approver.Config.IndexKeys].
 const indexName = "waiting"
 
-// index finds waiting requests in the manager's cache. It is an index of the informer: a
-// list by the manager's client would copy all requests of a key for each decision.
+// index finds waiting requests in the manager's cache. It is an index of the informer, because a list
+// by the manager's client would copy all requests of a key for each decision.
 type index struct {
 	m     manager.Manager
 	rules approver.Config
 	mu    sync.Mutex
-	found toolscache.Indexer // nil before the first use
+	found toolscache.Indexer // nil until the first use
 }
 
 func newIndex(m manager.Manager, rules approver.Config) *index { return &index{m: m, rules: rules} }
 
-// list returns the requests of one key. They must not be changed.
+// list returns the requests with one key. The caller must not change them.
 func (i *index) list(ctx context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error) {
 	indexer, err := i.indexer(ctx)
 	if err != nil {
@@ -271,8 +269,8 @@ func (i *index) list(ctx context.Context, key string) ([]*certificatesv1.Certifi
 	return all, nil
 }
 
-// indexer adds the index at its first use. An index that is added before the manager starts
-// would stop all its controllers from starting while requests cannot be listed.
+// indexer adds the index at its first use. An index that is added before the manager starts would
+// prevent the start of all its controllers while requests cannot be listed.
 func (i *index) indexer(ctx context.Context) (toolscache.Indexer, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -136,7 +136,7 @@ func (s *site) bearer(token string) *kubelet {
 }
 
 // A Machine's names may be late.
-func TestAMachineThatIsNotThereYetIsTriedAgain(t *testing.T) {
+func TestMachineThatDoesNotExistYet_IsRetried(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machineOf(machines, map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": map[string]any{"name": "w-0"},
@@ -173,7 +173,7 @@ func TestRequestsOfOthersAreNotTouched(t *testing.T) {
 }
 
 // Whoever approves, what joined once has joined.
-func TestARequestThatSomebodyElseApprovedIsTheFirst(t *testing.T) {
+func TestRequestApprovedByAnotherApprover_IsTheFirst(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("w-0")
 	k := s.attested(m)

@@ -29,11 +29,11 @@ type reconciler struct {
 	index  *index
 	wake   chan event.GenericEvent // requests for client certificates that need a decision now
 
-	busy     sync.Map // machines and names of Nodes that a decision is being made for
-	reported sync.Map // by request: its last outcome in the audit log
+	busy     sync.Map // machines and names of Nodes with a decision in progress
+	reported sync.Map // the last outcome in the audit log, by request
 }
 
-// Reconcile decides one request.
+// Reconcile evaluates one request.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	csr := new(certificatesv1.CertificateSigningRequest)
 	if err := r.client.Get(ctx, req.NamespacedName, csr); err != nil {
@@ -42,8 +42,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	// One decision at a time for each node, since its kubelet may be slow to answer; and for
-	// each machine, so that one of two requests is the first.
+	// There is one decision at a time for each node, because its kubelet may be slow, and for each
+	// machine, so that one of two requests is the first.
 	owner := r.owner(csr)
 	if owner != "" {
 		if _, busy := r.busy.LoadOrStore(owner, true); busy {
@@ -62,8 +62,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if asked.Decided {
 		return r.approvedByOthers(ctx, csr, asked)
 	}
-	// And one for each name, also if a front gives the credentials to other records. A
-	// stranger's request is not approved, so it does not hold up those for the name.
+	// There is also one for each name, in case a front assigns the credentials to other records.
+	// Requests of unknown clients are not approved, so they do not delay those for the name.
 	if owner != "" && asked.Kind == approver.Client {
 		name := "name/" + asked.Node()
 		if _, busy := r.busy.LoadOrStore(name, true); busy {
@@ -79,8 +79,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !r.ready(req.Name) { // the inventory may have changed during the decision
 		return reconcile.Result{RequeueAfter: unreadyPauses * r.o.MinPause}, nil
 	}
-	// The inventory may have received the machine's record meanwhile, or lost it for a moment.
-	// Then another request of the machine may have been decided at the same time.
+	// The inventory may have received the machine's record in the meantime, or lost it for a moment.
+	// Then another request of the machine may have been evaluated at the same time.
 	if r.owner(csr) != owner || d.RecordUID != "" && ofMachine(d.RecordUID) != owner {
 		return reconcile.Result{RequeueAfter: busyPause}, nil
 	}
@@ -89,8 +89,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result, err
 }
 
-// owner is the machine, or for a serving certificate the node, that made a request; empty
-// where it is not known. It does not read what the request asks for: the cache has no such part.
+// owner returns the machine that made a request, or the node for a serving certificate. It returns ""
+// if it is unknown. It does not read the request's content, which the cache lacks.
 func (r *reconciler) owner(csr *certificatesv1.CertificateSigningRequest) string {
 	req := approver.FromCSR(csr)
 	if req.Kind == approver.Serving {
@@ -115,7 +115,7 @@ func (r *reconciler) ready(request string) bool {
 	return err == nil
 }
 
-// again is the pause before a request is decided again: it grows with the request's age.
+// again returns the pause before a request is evaluated again. It grows with the request's age.
 func (r *reconciler) again(created time.Time) reconcile.Result {
 	age := r.o.Now().Sub(created)
 	if age > approver.Window {
@@ -124,7 +124,7 @@ func (r *reconciler) again(created time.Time) reconcile.Result {
 	return reconcile.Result{RequeueAfter: min(max(age/2, r.o.MinPause), maxPause)}
 }
 
-// apply writes what follows from a decision.
+// apply performs the consequences of a decision.
 func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
 	now time.Time) (result reconcile.Result, err error) {
 	created := csr.CreationTimestamp.Time
@@ -138,8 +138,8 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 		result = r.again(created)
 	case approver.Refuse:
 		r.recordRefusal(ctx, d, now)
-		// A credential is on its record before a machine receives it, but the inventory may
-		// not have the record yet, and a record may return.
+		// A credential is on its record before a machine receives it. But the inventory may not have
+		// the record yet, and a record may return.
 		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
 			result.RequeueAfter = oldPause
 			if now.Sub(created) < young {
@@ -154,7 +154,7 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 	return result, err
 }
 
-// notApproved changes a decision to what came of it.
+// notApproved replaces an approval that failed by its actual outcome.
 func notApproved(d *approver.Decision, err error) {
 	var denial *reason.Denial
 	if !errors.As(err, &denial) {
@@ -166,8 +166,8 @@ func notApproved(d *approver.Decision, err error) {
 	}
 }
 
-// recordRefusal writes a refusal on the record of the machine that made the request, which
-// emits an Event. Without proof that it did, nothing is written.
+// recordRefusal writes a refusal to the record of the machine that made the request, which emits an
+// Event. Without proof of that machine, it writes nothing.
 func (r *reconciler) recordRefusal(ctx context.Context, d *approver.Decision, now time.Time) {
 	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !r.writes.allow(d.RecordUID, time.Now()) {
 		return

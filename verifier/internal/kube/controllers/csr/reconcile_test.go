@@ -116,7 +116,7 @@ func asks(name, credential string, request []byte) *certificatesv1.CertificateSi
 
 // Two requests of one machine are not decided at the same time, even if both came before
 // the inventory had the machine's record.
-func TestADecisionWithoutTheMachinesLockIsMadeAgain(t *testing.T) {
+func TestDecisionWithoutTheMachinesLock_IsRepeated(t *testing.T) {
 	log := new(strings.Builder)
 	decide, _ := over(t, new(late), slog.New(slog.NewTextHandler(log, nil)), asks("csr-1", "JTI=1", nil))
 	if result := decide("csr-1"); result.RequeueAfter != busyPause || log.Len() > 0 {

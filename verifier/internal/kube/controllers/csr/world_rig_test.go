@@ -316,7 +316,7 @@ func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) 
 }
 
 // The API is away for a while, and nobody is refused for it.
-func TestTheAPIServerIsAwayForAWhile(t *testing.T) {
+func TestTheAPIServerIsUnavailableForAWhile(t *testing.T) {
 	s := newSite(t)
 	var away atomic.Bool
 	api := rest.CopyConfig(s.c.Admin())

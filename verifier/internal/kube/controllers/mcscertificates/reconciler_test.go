@@ -405,7 +405,7 @@ func TestInstallersCertificateStays(t *testing.T) {
 
 // Who cannot be known is not kept: a serving certificate that nobody trusts is
 // replaced at once, and so is one that has expired.
-func TestServingCertificateThatNobodyCanUse(t *testing.T) {
+func TestServingCertificateThatNoMachineCanVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		long := installerCA(t, "root-ca", time.Now().Add(-11*year))
 		stranger := installerCA(t, "stranger", time.Now())
@@ -500,7 +500,7 @@ func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
 	}
 }
 
-func TestWhoRenews(t *testing.T) {
+func TestOwnerOfTheCertificates(t *testing.T) {
 	ca := func(change func(*corev1.Secret)) *corev1.Secret {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-ca",
 			Annotations: map[string]string{}}, Type: corev1.SecretTypeTLS}
@@ -575,7 +575,7 @@ func (r *rig) objects() string {
 
 // When the machine-config-operator is upgraded and takes over, the verifier stops;
 // where it is told to go on, it says that there are two.
-func TestTheOperatorTakesOver(t *testing.T) {
+func TestTheMachineConfigOperatorTakesOver(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
@@ -675,7 +675,7 @@ func TestPointerConfigsOfMachineSets(t *testing.T) {
 
 // Before 4.19 the machine-config-operator makes NAME-managed from the installer's CA:
 // what is served stays that CA's for as long as a MachineSet names one of them.
-func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
+func TestManagedPointerConfigsDelayTheSwitch(t *testing.T) {
 	const name = "worker-user-data-managed"
 	synctest.Test(t, func(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now().Add(-year))
@@ -731,7 +731,7 @@ func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
 
 // A pointer config that is somebody else's and does not have the new CA is waited
 // for until the last month; one that knows nothing of what is served now is not.
-func TestPointerConfigsOfOthersAreWaitedFor(t *testing.T) {
+func TestPointerConfigsOfOthersDelayTheSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, stranger := installerCA(t, "root-ca", time.Now().Add(-year)), installerCA(t, "stranger", time.Now())
 		gitops := userData(t, "infra-user-data", old.pem)
@@ -815,7 +815,7 @@ func TestMachineSetsOfAnOlderClusterAPI(t *testing.T) {
 }
 
 // Errors are a finding and one Event, and end when they do.
-func TestErrorsAreTold(t *testing.T) {
+func TestErrorsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		r.refuse = func(verb string, o runtime.Object, key client.ObjectKey) error {
@@ -878,7 +878,7 @@ func (r *rig) secrets() int {
 }
 
 // A replica that leads again has waited for nothing meanwhile, and has no findings before.
-func TestWhatWasFoundEndsWithTheManager(t *testing.T) {
+func TestFindingsEndWithTheManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, machineSetOf("worker-user-data"), userData(t, "worker-user-data", []byte(installed())))
 		lead := func() {

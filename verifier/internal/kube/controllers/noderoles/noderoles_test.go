@@ -55,7 +55,7 @@ func (r *rig) Update(_ context.Context, uid string, change store.Change) error {
 
 func (r *rig) Emit(e events.Event) { r.events = append(r.events, e) }
 
-func TestReconcile_ReportsAMismatchUntilItIsGone(t *testing.T) {
+func TestReconcile_ReportsAMismatchUntilItEnds(t *testing.T) {
 	r := &rig{records: map[string]*v1alpha1.MachineAttestation{"1": {}, "2": {}}, in: noderole.Input{
 		Nodes: []string{"impostor", "master-0"},
 		Machines: []noderole.Machine{{UID: "1", Pool: "worker", Node: "impostor"},

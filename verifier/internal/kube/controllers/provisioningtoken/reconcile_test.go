@@ -185,7 +185,7 @@ func TestReconcile_RotatesWhenItIsDue(t *testing.T) {
 	}
 }
 
-func TestReconcile_WritesNothingWhileNoTokenCounts(t *testing.T) {
+func TestReconcile_WritesNothingWhileNoTokenIsInForce(t *testing.T) {
 	c := newCluster(t, 1)
 	c.edit(map[string]string{"token": tokenA})
 	c.o.InForce = func() (provisioning.View, string, bool) { return c.view, c.version, false }

@@ -334,7 +334,7 @@ func status(t *testing.T, c *cluster.Cluster, patch string) {
 
 // Without deploy/components/render the verifier may read none of it: that is said, and
 // nothing is served.
-func TestAnAccountThatMayNotReadMachineConfigsIsTold(t *testing.T) {
+func TestAccountWithoutAccessToMachineConfigs_IsReported(t *testing.T) {
 	c := cluster.StartShared(t)
 	c.InstallOpenShift(t)
 	s, _ := follow(t, c.ServiceAccount(t, "default", "default"))

@@ -199,7 +199,7 @@ func mended(t *testing.T, s follower) {
 	})
 }
 
-func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
+func TestFailedRead_ChangesNothing(t *testing.T) {
 	a, s := fake(t, nil)
 	has(t, s, false, "/etc/base", "")
 	full, pre := poolconfigtest.Text(t, s, "worker", false), poolconfigtest.Text(t, s, "worker", true)
