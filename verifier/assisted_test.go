@@ -103,7 +103,7 @@ func TestAssistedDayTwoHostsFetchWithTheEndpointsTokenReference(t *testing.T) {
 	want("the token of another cluster", sharedC, http.StatusUnauthorized)
 	if got, _, err := boot(t, v, pointerOfAssisted(t, strings.TrimSuffix(url, "/worker")+"/master", ca,
 		"x")); err != nil || got != http.StatusUnauthorized {
-		t.Errorf("the token of nobody, for another pool: %d %v", got, err)
+		t.Errorf("an unknown token, for another pool: %d %v", got, err)
 	}
 	other := newVerifier(t)
 	foreign, err := os.ReadFile(filepath.Join(other.dir, "tls", "ca.crt"))

@@ -291,7 +291,7 @@ func TestAttack_T42_SecondIdentityAndSecondMachine(t *testing.T) {
 	if _, err := first.again(); err == nil {
 		t.Fatal("one EK was accepted although two Machines name it")
 	} else if !denialOf(t, err).GetTemporary() {
-		t.Error("a duplicate is for the administrator to mend: temporary")
+		t.Error("an administrator must fix a duplicate, so it is temporary")
 	}
 	v.wantReason("MachineAmbiguous")
 	if err := v.remove("attestations/m1.yaml"); err != nil {
@@ -310,7 +310,7 @@ func TestAttack_T43_ConcurrentAttestationsWithTwoIdentities(t *testing.T) {
 		honest = append(honest, newNode(t, v, tpm))
 	}
 	v.enrol("m1", "worker", honest[0].id.EKSPKI, honest[1].id.EKSPKI)
-	// Evidence is prepared one after another, since each TPM is one, and sent at once.
+	// Evidence is prepared one after another, because each TPM is used serially, and sent together.
 	type shot struct {
 		n   *node
 		req *mcsattestv1.AttestRequest
@@ -381,7 +381,7 @@ func TestAGenuineTPMWaitsForApprovalAndGetsIn(t *testing.T) {
 	}
 	v.wantReason("EKNotEnrolled")
 	if len(v.state().Pending) != 0 {
-		t.Error("a TPM that nobody vouches for waits for approval")
+		t.Error("a TPM without an endorsement waits for approval")
 	}
 	v.change("ek-roots/swtpm.pem", string(tpm.Roots()))
 	_, err := n.again()

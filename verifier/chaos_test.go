@@ -26,13 +26,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/soak"
 )
 
-// chaosNodes is a scale-up (FEATURES E20, F16).
+// chaosNodes is a scale-up (status rows E20, F16).
 var chaosNodes = soak.Or(100, 500)
 
 // outage is how long the API server is stopped in the middle of it.
 var outage = soak.Or(20*time.Second, time.Minute)
 
-// TestAttack_T58_ManyNodesThroughChaos boots 100 machines at once (500 in `make
+// TestAttack_T58_ManyNodesThroughChaos boots 100 machines together (500 in `make
 // soak`), each with keys of its own in a software TPM, against three replicas, while
 //
 //   - one replica after another is killed and started again;
@@ -122,7 +122,7 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 		r.waitReady()
 	}
 	eventually(t, func() bool { return rs.degraded("EtcdRestored") },
-		func() string { return "nobody noticed that etcd was restored" })
+		func() string { return "the restore of etcd was not detected" })
 	for range 10 {
 		if token, _, err := quarantined.node.attest(ctx); err == nil {
 			t.Fatalf("the restore lifted the quarantine: token of %d bytes", len(token))

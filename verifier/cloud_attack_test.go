@@ -298,7 +298,7 @@ func TestCallsOfOneAttestation(t *testing.T) {
 	}
 }
 
-// An instance document alone, where a policy takes that, is good once.
+// An instance document without a TPM, if a policy accepts that, is valid once.
 func TestAttack_T05_AnInstanceDocumentWithoutATPMIsValidOnce(t *testing.T) {
 	s := newSite(t, "aws")
 	s.policy("  evidence: [{all: [aws-iid]}]\n")
@@ -333,7 +333,7 @@ func TestEvidenceSets(t *testing.T) {
 		{"the cloud of either", either, false, true, ""},
 		{"either of either: the first that it has", either, true, true, ""},
 		{"neither of either", either, false, false, "EvidenceMissing"},
-		{"a TPM that nobody vouches for", "  evidence: [{all: [tpm2]}]\n", true, true, "EKNotEnrolled"},
+		{"a TPM without an endorsement", "  evidence: [{all: [tpm2]}]\n", true, true, "EKNotEnrolled"},
 		{"neither, where that is audited", "  mode: Audit\n" + both, false, true, "EvidenceMissing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -365,7 +365,7 @@ func TestEvidenceSets(t *testing.T) {
 	}
 }
 
-// A genuine TPM that nobody enrolled is bound to the Machine that the cloud names
+// A genuine TPM that is not enrolled is bound to the Machine that the cloud names
 // in the same breath, where the policy says so; an instance document is no such word.
 func TestFirstUseNeedsAStatementOfThisConversation(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256")

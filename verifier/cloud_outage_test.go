@@ -119,7 +119,7 @@ func TestAttack_T42_FirstUseWhileTheProviderIsUnavailable(t *testing.T) {
 }
 
 // Where a record rests on first use and another TPM shows up with the same cloud
-// statement, nobody knows which is right: both wait for an administrator, and the
+// statement, it is unknown which is right: both wait for an administrator, and the
 // token that is out opens nothing.
 func TestAttack_T43_AFirstUseThatIsContested(t *testing.T) {
 	first, second := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
@@ -199,7 +199,7 @@ func (s *site) admittedBy(n *node) v1alpha1.Endorsement {
 	return s.verifier.machine("openshift-machine-api/worker-0").Record.Endorsement
 }
 
-// Azure's resource ids do not distinguish case, whoever writes them.
+// Azure's resource ids do not distinguish case.
 func TestTheCaseOfAResourceID(t *testing.T) {
 	s := newSite(t, "azure")
 	id := s.add("worker-0", nil)

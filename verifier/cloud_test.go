@@ -358,7 +358,7 @@ func TestSavedCloudEvidenceIsAppraisedAgain(t *testing.T) {
 	}
 }
 
-// A policy that nobody can satisfy is said to be one, once.
+// A policy that no machine can satisfy is reported once.
 func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
 	s := newSite(t, "gcp")
 	s.policy("  evidence: [{all: [aws-iid, tpm2]}]\n")

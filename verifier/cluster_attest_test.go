@@ -254,7 +254,7 @@ func TestClusterFirstBoot(t *testing.T) {
 }
 
 // A Machine whose labels name no pool has that of the pointer config in its own
-// user-data secret (FEATURES E8); another's pool it has not.
+// user-data secret (status row E8); another's pool it has not.
 func TestClusterPoolOfTheUserDataSecret(t *testing.T) {
 	rs := inCluster(t)
 	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data",
@@ -274,7 +274,7 @@ func TestClusterPoolOfTheUserDataSecret(t *testing.T) {
 	p.saw("MachinePool")
 }
 
-// THREATS T42: a second identity for a Machine that has one.
+// Attack T42: a second identity for a Machine that has one.
 func TestAttack_T42_SecondIdentityInTheCluster(t *testing.T) {
 	rs := inCluster(t)
 	p := rs.serve(0)
@@ -297,7 +297,7 @@ func TestAttack_T42_SecondIdentityInTheCluster(t *testing.T) {
 	}
 }
 
-// THREATS T53: the clock of one replica is five minutes off, either way. Tokens and
+// Attack T53: the clock of one replica is five minutes off, either way. Tokens and
 // challenges of one are good at the other.
 func TestAttack_T53_ReplicasClockIsOff(t *testing.T) {
 	rs := inCluster(t)
@@ -351,7 +351,7 @@ func TestAttack_T53_KeysOfAReplicaWhoseClockIsHoursOff(t *testing.T) {
 	}
 }
 
-// THREATS T43: many attestations of one Machine at once, on three replicas, with two
+// Attack T43: many concurrent attestations of one Machine, on three replicas, with two
 // identities that are both enrolled. One identity wins, whichever; the other is told
 // so; nothing of the loser is left.
 func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
@@ -404,7 +404,7 @@ func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
 	}
 }
 
-// THREATS T44: behind a front end that ends TLS, a challenge of one replica may be
+// Attack T44: behind a front end that ends TLS, a challenge of one replica may be
 // answered at another, once. The second answer is refused wherever it goes.
 func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	rs := inCluster(t)
@@ -444,7 +444,7 @@ func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	}
 }
 
-// THREATS T45: one token, fifty times at once at the gates of three replicas: it is
+// Attack T45: one token, fifty times concurrently at the gates of three replicas: it is
 // answered as often as it has uses.
 func TestAttack_T45_OneTokenFiftyTimesOnThreeReplicas(t *testing.T) {
 	rs := inCluster(t)
@@ -484,8 +484,8 @@ func TestAttack_T45_OneTokenFiftyTimesOnThreeReplicas(t *testing.T) {
 	}, func() string { return fmt.Sprintf("a token that is used up: %d", status) })
 }
 
-// A genuine TPM that nobody enrolled waits in the cluster as an object; when an
-// administrator writes a pool into it, the machine gets in (FEATURES E13).
+// A genuine TPM that is not enrolled waits in the cluster as an object; when an
+// administrator writes a pool into it, the machine gets in (status row E13).
 func TestClusterMachineWaitsForApproval(t *testing.T) {
 	rs := inCluster(t)
 	dev := swtpmtest.Start(t, "sha256")
@@ -504,7 +504,7 @@ func TestClusterMachineWaitsForApproval(t *testing.T) {
 	// The first asks may come before everything has been read: those are a wait, too.
 	eventually(t, func() bool {
 		if _, err := n.again(); err == nil || denied(err) {
-			t.Fatalf("nobody enrolled it: %v, want a temporary no", err)
+			t.Fatalf("it is not enrolled: %v, want a temporary denial", err)
 		}
 		return strings.Contains(p.log.everything(), `"reason":"PendingApproval"`)
 	}, func() string { return "no PendingApproval in the audit log" })
@@ -539,7 +539,7 @@ func TestClusterMachineWaitsForApproval(t *testing.T) {
 }
 
 // Switching a pool between Off, Audit and Enforce refuses no machine that has a
-// token (FEATURES F8), and takes effect for one that has none.
+// token (status row F8), and takes effect for one that has none.
 func TestClusterModesSwitchWithoutALostRequest(t *testing.T) {
 	rs := inCluster(t)
 	p := rs.serve(0)
@@ -568,7 +568,7 @@ func TestClusterModesSwitchWithoutALostRequest(t *testing.T) {
 }
 
 // A new serving certificate in the Secret is served to new connections; one that is
-// open goes on, and its attestation too (FEATURES C9, C12).
+// open goes on, and its attestation too (status rows C9, C12).
 func TestClusterServingCertificateIsReplaced(t *testing.T) {
 	rs := inCluster(t)
 	p := rs.serve(0)
@@ -602,13 +602,13 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 		t.Errorf("the connection that was open: %v", err)
 	}
 	if _, _, err := p.node(keys).attest(t.Context()); err == nil {
-		t.Error("a machine that trusts the old CA alone is served the old certificate")
+		t.Error("a machine that trusts only the old CA is served the old certificate")
 	}
 	rs.roots.AppendCertsFromPEM(ca.Certificate)
 	p.attests(p.node(keys))
 }
 
-// THREATS T49: callers who prove nothing make the verifier write nothing to the API
+// Attack T49: callers who prove nothing make the verifier write nothing to the API
 // and ask it nothing that grows with their number.
 func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 	t.Parallel()
@@ -656,7 +656,7 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 }
 
 // The provisioning token in the cluster: a Secret as "kubectl create secret" makes it
-// counts at every replica at once (FEATURES A3, A11); one that an administrator
+// is in force at every replica immediately (status rows A3, A11); one that an administrator
 // edits leaves the one before its grace, without a restart (A12); without the Secret
 // machines wait, and AttestationVerifier and log report it.
 func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {

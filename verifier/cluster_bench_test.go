@@ -253,7 +253,7 @@ func serveRSA(tb testing.TB, dir string) {
 // BenchmarkCluster is one replica on a real API server: attestations through the
 // API with the calls that each takes, and the replica's memory, at no Machine but
 // those that attest (the floor of Go's runtime and of the client) and at 100 000.
-// "at-once" is the same with all machines at once instead of 16 at a time.
+// "at-once" is the same with all machines concurrently instead of 16 at a time.
 func BenchmarkCluster(b *testing.B) {
 	c := cluster.Start(b)
 	rs := newReplicas(b, c, 1)

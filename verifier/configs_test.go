@@ -123,7 +123,7 @@ func unpacked(config string) string {
 }
 
 // B5, B6: without a token there is the part that anyone may have, from the same
-// MachineConfigs as the whole, which an attested machine receives at once (B13).
+// MachineConfigs as the whole, which an attested machine receives immediately (B13).
 func TestAnonymousFetch_ReceivesOnlyThePreApprovedPart(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	code, _, body := v.fetch(http.MethodGet, "/config/worker", "")
@@ -164,7 +164,7 @@ func TestAnonymousFetch_ReceivesOnlyThePreApprovedPart(t *testing.T) {
 }
 
 // B12: what a pod on the cluster's network asks gets it the pre-approved part at most,
-// however it asks, so that nothing is lost where nobody blocks the port for pods.
+// however it asks, so that nothing is lost if the port is not blocked for pods.
 func TestAttack_T55_APodWithoutTheBlockedPortReceivesOnlyThePreApprovedPart(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	tr := v.transport()
@@ -209,7 +209,7 @@ func TestAttack_T55_APodWithoutTheBlockedPortReceivesOnlyThePreApprovedPart(t *t
 		}
 	}
 	if served == 0 {
-		t.Error("nobody was served anything")
+		t.Error("no client was served")
 	}
 }
 
@@ -253,7 +253,7 @@ spec:
 	v.wantFetch("attested", "/config/worker", res.GetToken(), http.StatusOK)
 }
 
-// A file of configs that is there and cannot be used is no reason to serve what is rendered.
+// If a file of configs exists but cannot be used, the rendered config is not served instead.
 func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n",
 		map[string]string{"configs/worker.ign": "{", "configs/worker.pre-approved.ign": "{"}))
@@ -284,7 +284,7 @@ func TestConfigFile_ThatShadowsARenderedConfigIsReported(t *testing.T) {
 }
 
 // B10: with the policy off again everything is as it was before there was a gate: the
-// same config for everyone, of MachineConfigs that nobody touched.
+// same config for everyone, of unchanged MachineConfigs.
 func TestADowngradeLeavesTheMachineConfigsAndServesThemAsBefore(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	before := treeHash(t, filepath.Join(v.dir, "machineconfigs"))

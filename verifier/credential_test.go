@@ -23,7 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
-// THREATS T46, for what the gate puts into a config: neither a machine's own
+// Attack T46, for what the gate puts into a config: neither a machine's own
 // credential nor the one that all share is anywhere but in the answer. Of a bootstrap
 // token, the API server has it in its Secret, too.
 func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T) {
@@ -80,7 +80,7 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 	everything := text.String()
 	for _, want := range []string{"JTI=", "system:bootstrap:", "mcs-attest-bootstrap-", "contents.txt"} {
 		if !strings.Contains(everything, want) {
-			t.Errorf("%s is not there: nothing was searched", want)
+			t.Errorf("%s is missing: nothing was searched", want)
 		}
 	}
 	for _, secret := range append(secrets, j.shared, j.shared[strings.LastIndexByte(j.shared, '.')+1:]) {

@@ -22,7 +22,7 @@ import (
 )
 
 // flood sends perSecond hostile requests, of all kinds in turn, until stop is
-// called, which returns how many were sent. At most 64 are under way at once.
+// called, which returns how many were sent. At most 64 are active at one time.
 func flood(t testing.TB, v *verifier, perSecond int) (stop func() int) {
 	t.Helper()
 	keys, err := newSoftKeys()

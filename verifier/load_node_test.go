@@ -7,7 +7,7 @@ import (
 )
 
 // What the load tests attest with is accepted like any machine, and is refused
-// when nobody enrolled it.
+// if it is not enrolled.
 func TestLoadNodesAttest(t *testing.T) {
 	v := newVerifier(t)
 	fleet, err := newFleetKeys(swtpmtest.NewFleet(t, 2), 7)

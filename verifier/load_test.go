@@ -32,7 +32,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
 
-// loadNode is one of many machines that attest at once. It is made to be cheap, so
+// loadNode is one of many machines that attest concurrently. It is made to be cheap, so
 // that what is measured is the verifier.
 type loadNode struct {
 	addr   string
@@ -187,7 +187,7 @@ func (k *fleetKeys) answer(ch *mcsattestv1.TpmChallenge, h transcript.Hash) (*mc
 }
 
 // softKeys are keys in software which answer as a TPM would with PCR 11 at zero,
-// in some hundred microseconds: for measuring alone.
+// in some hundred microseconds: only for measurements.
 type softKeys struct {
 	ek     *ecdh.PrivateKey
 	ak     *ecdsa.PrivateKey
@@ -254,7 +254,7 @@ func (k *softKeys) public() (ek, ak []byte, ekSPKI [32]byte, akName []byte) {
 
 func (k *softKeys) answer(ch *mcsattestv1.TpmChallenge, h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {
 	if pcrs := ch.GetPcrs(); len(pcrs) != 1 || pcrs[0] != 11 {
-		return nil, fmt.Errorf("PCRs %v: keys in software know PCR 11 alone", pcrs)
+		return nil, fmt.Errorf("PCRs %v: keys in software support only PCR 11", pcrs)
 	}
 	secret, err := k.activate(ch)
 	if err != nil {

@@ -188,7 +188,7 @@ func TestMetricsInAClusterNeedATokenThatTheAPIServerAccepts(t *testing.T) {
 		want        int
 	}{
 		{"no token", "", http.StatusUnauthorized},
-		{"a token of nobody", "abc", http.StatusUnauthorized},
+		{"an unknown token", "abc", http.StatusUnauthorized},
 		{"a forged token", prometheus[:len(prometheus)-8] + "AAAAAAAA", http.StatusUnauthorized},
 		{"an account without the right", stranger, http.StatusForbidden},
 		{"Prometheus", prometheus, http.StatusOK},

@@ -107,7 +107,7 @@ func TestProvisioningTokenOverItsLife(t *testing.T) {
 	for _, token := range []string{sharedA, sharedB} {
 		v.wantShared("after a restart, in the grace", token, http.StatusOK)
 	}
-	// Nobody looks at the file: it is the time of the request that counts.
+	// The file is not read again: the time of the request counts.
 	v.advance(2 * time.Minute)
 	v.wantShared("after the grace", sharedA, http.StatusUnauthorized)
 	v.wantReason("ProvisioningTokenInvalid")
@@ -187,7 +187,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 	if err := os.Rename(keys+".away", keys); err != nil {
 		t.Fatal(err)
 	}
-	// Never read well: nobody knows what is valid, so everyone waits.
+	// Never read: it is unknown what is valid, so all machines wait.
 	v.stop()
 	v.start()
 	for _, token := range []string{"", sharedA} {
@@ -199,7 +199,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 		t.Errorf("ready in spite of it: %q", problems)
 	}
 	v.share("token: " + sharedA)
-	v.wantShared("mended", sharedA, http.StatusOK)
+	v.wantShared("fixed", sharedA, http.StatusOK)
 	if text := v.log.everything(); strings.Contains(text, "short\\n") || strings.Contains(text, sharedA) ||
 		!strings.Contains(text, "the provisioning token cannot be read") {
 		t.Error("the log")
@@ -345,8 +345,8 @@ func TestAttack_T24_ProvisioningTokenOfAnotherConversation(t *testing.T) {
 	}
 }
 
-// alone answers a challenge that asks for nothing but the token.
-func (n *node) alone(token string) (*mcsattestv1.AttestResponse, error) {
+// attestWithToken answers a challenge that requires only the token.
+func (n *node) attestWithToken(token string) (*mcsattestv1.AttestResponse, error) {
 	n.t.Helper()
 	n.changeChallenge = func(r *mcsattestv1.ChallengeRequest) {
 		r.Offered, r.Tpm = []mcsattestv1.EvidenceKind{kindShared}, nil
@@ -370,7 +370,7 @@ func TestProvisioningTokenWithoutEvidenceNamesNoMachine(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enrol("m1", "worker", n.id.EKSPKI)
-	res, err := n.alone(sharedA)
+	res, err := n.attestWithToken(sharedA)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +388,7 @@ func TestProvisioningTokenWithoutEvidenceNamesNoMachine(t *testing.T) {
 		t.Errorf("%v %v", kept, err)
 	}
 	n.connect()
-	if _, err := n.alone(sharedB); err == nil || denialOf(t, err).GetTemporary() {
+	if _, err := n.attestWithToken(sharedB); err == nil || denialOf(t, err).GetTemporary() {
 		t.Errorf("a wrong one: %v", err)
 	}
 	v.wantReason("ProvisioningTokenInvalid")
@@ -416,7 +416,7 @@ func TestAttestWithoutAProvisioningTokenToCompareWith(t *testing.T) {
 	v.share("token: short")
 	v.policy(sharedAlone)
 	n.connect()
-	if _, err := n.alone(sharedA); err == nil || !denialOf(t, err).GetTemporary() {
+	if _, err := n.attestWithToken(sharedA); err == nil || !denialOf(t, err).GetTemporary() {
 		t.Errorf("%v", err)
 	}
 	v.wantReason("StoreUnavailable")
@@ -426,7 +426,7 @@ func TestAttestWithoutAProvisioningTokenToCompareWith(t *testing.T) {
 func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 	v := newShared(t, sharedAlone+"  provisioningToken: {urlParameter: true}\n", sharedA)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	if _, err := n.alone(sharedA); err != nil {
+	if _, err := n.attestWithToken(sharedA); err != nil {
 		t.Fatal(err)
 	}
 	for _, token := range []string{sharedA, sharedB} {
@@ -471,7 +471,7 @@ func (b behind) Live() backend.Live {
 }
 
 // Rule 12: a replica that has not seen the newest token yet reads it before it
-// says a final no, and nobody makes it read without limit.
+// denies permanently, and no client makes it read without limit.
 func TestProvisioningTokenIsReadAgainBeforeAPermanentDenial(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	fresh, _ := provisioning.View{}.Read(v.now(), map[string][]byte{provisioning.KeyToken: []byte(sharedB)}, time.Hour)
@@ -502,20 +502,20 @@ func TestProvisioningTokenIsReadAgainBeforeAPermanentDenial(t *testing.T) {
 		t.Errorf("read %d times", reads)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	if _, err := n.alone(sharedB); err != nil {
+	if _, err := n.attestWithToken(sharedB); err != nil {
 		t.Errorf("attested with the newest: %v", err)
 	}
 	n.connect()
-	if _, err := n.alone(sharedC); err == nil || denialOf(t, err).GetTemporary() {
+	if _, err := n.attestWithToken(sharedC); err == nil || denialOf(t, err).GetTemporary() {
 		t.Errorf("attested with a wrong one: %v", err)
 	}
 	away = true
 	v.advance(time.Minute)
-	v.wantFetch("a wrong one while nobody can be asked", "/config/worker", sharedC, http.StatusServiceUnavailable)
+	v.wantFetch("a wrong one while the API is unavailable", "/config/worker", sharedC, http.StatusServiceUnavailable)
 	v.wantReason("StoreUnavailable")
 	n.connect()
-	if _, err := n.alone(sharedC); err == nil || !denialOf(t, err).GetTemporary() {
-		t.Errorf("attested while nobody can be asked: %v", err)
+	if _, err := n.attestWithToken(sharedC); err == nil || !denialOf(t, err).GetTemporary() {
+		t.Errorf("attested while the API is unavailable: %v", err)
 	}
 	v.wantFetch("the one that is known", "/config/worker", sharedA, http.StatusOK)
 }
@@ -569,7 +569,7 @@ func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {
 		t.Error("the log does not report the absence")
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	if _, err := n.alone(sharedA); err == nil || !denialOf(t, err).GetTemporary() {
+	if _, err := n.attestWithToken(sharedA); err == nil || !denialOf(t, err).GetTemporary() {
 		t.Errorf("a machine that attests while the token is absent: %v", err)
 	}
 	v.wantReason("StoreUnavailable")

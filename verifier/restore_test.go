@@ -97,7 +97,7 @@ func TestAttack_T60_ARestoreMakesNothingLessStrictUntilAcknowledged(t *testing.T
 			open++
 		}
 		return strings.Contains(verifiers(degraded), "EtcdRestored") && p.server.Problems() == nil
-	}, func() string { return "nobody noticed that etcd was restored: " + verifiers(degraded) })
+	}, func() string { return "the restore of etcd was not detected: " + verifiers(degraded) })
 	// An honest machine gets in under the policy of before.
 	if status, _ := p.fetch(p.attests(honest)); status != http.StatusOK {
 		t.Errorf("after the restore the honest machine gets %d", status)

@@ -105,7 +105,7 @@ type fetched struct {
 
 // fetchAll has each token fetched as Ignition does: an attempt has patience, a 5xx or
 // no answer leads to the next one, a 4xx is final. Forty machines fetch at a time: all
-// at once, a busy computer alone would exceed the patience.
+// at once, a busy computer would exceed the patience.
 func fetchAll(rs *replicas, addrs, tokens []string, patience, pause time.Duration) []fetched {
 	all := make([]fetched, len(tokens))
 	var wg sync.WaitGroup

@@ -242,7 +242,7 @@ func TestAFolderInsteadOfAnArchive(t *testing.T) {
 		t.Errorf("others may read it: %v, %v", info.Mode(), err)
 	}
 	if _, err := bundle.Folder(dir, bundle.NewScrubber()); err == nil {
-		t.Error("over what is there")
+		t.Error("over existing files")
 	}
 }
 

@@ -77,7 +77,7 @@ func (f *files) look() mcscert.Status {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	// What is there can be served.
+	// The existing files can be served.
 	if _, err := pki.ParseServing([][]byte{[]byte(f.read("tls/tls.crt")), []byte(f.read("tls/tls.key"))}); err != nil {
 		f.t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestFolderForFortyYears(t *testing.T) {
 			count[s]++
 		}
 		if len(steps) > 1 {
-			t.Errorf("after %v: %v at once", f.now.Sub(begin), steps)
+			t.Errorf("after %v: %v together", f.now.Sub(begin), steps)
 		}
 		s := f.look()
 		handedOut = append(handedOut, f.roots())
@@ -142,7 +142,7 @@ func TestFolderRotateStepByStep(t *testing.T) {
 	}
 	var early *mcscert.TooEarly
 	if _, _, err := f.Rotate(false); !errors.As(err, &early) {
-		t.Fatalf("second step at once: %v", err)
+		t.Fatalf("immediate second step: %v", err)
 	}
 	if err := verify(f.look().Leaf, before, f.now); err != nil {
 		t.Error(err)
@@ -295,7 +295,7 @@ func TestFolderInitKeepsHalfASet(t *testing.T) {
 	}
 }
 
-// Two commands at once: one is refused, and has changed nothing.
+// Of two concurrent commands, one fails and changes nothing.
 func TestFolderIsLocked(t *testing.T) {
 	f := newFiles(t)
 	unlock, err := f.lock()
@@ -305,8 +305,8 @@ func TestFolderIsLocked(t *testing.T) {
 	before := f.read("tls/ca.crt")
 	_, _, byHand := f.Rotate(true)
 	_, _, byCalendar := f.Due()
-	_, anew := f.Init()
-	for _, err := range []error{byHand, byCalendar, anew} {
+	_, again := f.Init()
+	for _, err := range []error{byHand, byCalendar, again} {
 		if err == nil || !strings.Contains(err.Error(), "another command") {
 			t.Error(err)
 		}
@@ -320,7 +320,7 @@ func TestFolderIsLocked(t *testing.T) {
 	}
 }
 
-// A pointer config keeps its mode, and one with another CA alone is waited for only
+// A pointer config keeps its mode, and one with only another CA is waited for only
 // where it knows what is served now.
 func TestFolderPointerConfigs(t *testing.T) {
 	f := newFiles(t)
@@ -363,7 +363,7 @@ func TestFolderWithoutTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := f.look(); s.CA != nil || s.Leaf == nil {
-		t.Error("whose key is there?")
+		t.Error("the key does not match")
 	}
 	f.Hosts = []string{"other.example.com"}
 	if steps, _, err := f.Due(); err == nil || len(steps) != 0 || !strings.Contains(err.Error(), "put it there") {
@@ -372,7 +372,7 @@ func TestFolderWithoutTheKey(t *testing.T) {
 	f.Hosts = []string{host}
 	f.now = f.now.Add(mcscert.Validity + time.Hour)
 	if _, _, err := f.Due(); err != nil {
-		t.Error(err) // a new CA, and what has expired at once
+		t.Error(err) // a new CA, and what has expired, together
 	}
 	if s := f.look(); !f.now.Before(s.Leaf.NotAfter) || len(s.Bundle) != 1 {
 		t.Errorf("until %v, %d CAs", s.Leaf.NotAfter, len(s.Bundle))
@@ -384,7 +384,7 @@ func TestFolderThatIsBroken(t *testing.T) {
 		"a bundle of nothing": {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
 		"no serving":          {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
 		"a key that is none":  {"tls/ca.key", "x", "not a private key in PEM"},
-		"a key of nobody": {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+		"a key of no CA": {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
 			"no CA in tls/ca.crt has this key"},
 		"a broken certificate": {"tls/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
 			"certificate 0"},

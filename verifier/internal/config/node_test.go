@@ -26,7 +26,7 @@ func TestNodeSectionsAreOffByDefault(t *testing.T) {
 	if c.Render != nil || c.Credential != nil || c.Approver != nil || c.Certificates != nil {
 		t.Errorf("%+v", c)
 	}
-	// Without an upstream, and in a folder, there is nobody else to render.
+	// Without an upstream, and in a folder, no other component renders.
 	if parse(t, strings.Replace(inACluster, "upstream: https://127.0.0.1:22623\n", "", 1)).Render == nil ||
 		parse(t, "origins: ['https://a:1']\n").Render == nil {
 		t.Error("nothing is rendered")

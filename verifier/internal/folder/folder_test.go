@@ -161,7 +161,7 @@ func TestEmptyFolder_CoversNoPool(t *testing.T) {
 		t.Error("a pool is covered")
 	}
 	if _, err := Load(filepath.Join(t.TempDir(), "missing")); err == nil {
-		t.Error("a folder that is not there was read")
+		t.Error("a folder that does not exist was read")
 	}
 }
 
@@ -232,7 +232,7 @@ func TestBrokenFile_KeepsItsLastGoodStateAndAffectsNoOther(t *testing.T) {
 		}
 	}
 
-	// Another file changes meanwhile, and one is mended.
+	// Another file changes meanwhile, and one is fixed.
 	write(t, dir, tree{"machines/second.yaml": strings.NewReplacer("worker-0", "worker-1", "uid-0",
 		"uid-1").Replace(machineYAML), "policies/rest.yml": restYAML})
 	s, _ = f.Refresh()
@@ -292,10 +292,10 @@ func TestAPolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
 		tree{"policies/master.yaml": strings.NewReplacer("[worker]", "[master]", "workers", "masters").Replace(policyYAML)})
 	s, _ = f.Refresh()
 	if p, err := s.Policies.For("master"); err != nil || p.Name != "masters" || len(s.Incomplete) > 0 {
-		t.Errorf("mended: %+v, %v", p, err)
+		t.Errorf("fixed: %+v, %v", p, err)
 	}
 	if p, err := s.Policies.For("infra"); err != nil || p.Name != "rest" {
-		t.Errorf("mended, every other pool: %+v, %v", p, err)
+		t.Errorf("fixed, every other pool: %+v, %v", p, err)
 	}
 
 	// A new file that is broken changes nothing: "*" was in force for that pool before.
@@ -432,7 +432,7 @@ func BenchmarkRefreshWithoutChange(b *testing.B) {
 	}
 }
 
-// Whoever replaces anchors distrusts the others: what cannot be read, or not even
+// An administrator who replaces anchors distrusts the others: what cannot be read, or not even
 // listed, brings none of them back.
 func TestAttack_T15_AnchorsThatCannotBeReadOrListed(t *testing.T) {
 	f, dir := open(t, tree{})

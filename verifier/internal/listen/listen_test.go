@@ -437,7 +437,7 @@ func TestAttack_T51_SlowHeaders(t *testing.T) {
 	defer conn.Close()
 	began := time.Now()
 	go func() {
-		for range 100 { // a byte now and then, for ever
+		for range 100 { // a byte from time to time, indefinitely
 			if _, err := io.WriteString(conn, "G"); err != nil {
 				return
 			}

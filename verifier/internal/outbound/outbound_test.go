@@ -150,7 +150,7 @@ func TestCallerThatGivesUpAffectsNoOther(t *testing.T) {
 			t.Error(n, err)
 		}
 		wg.Wait()
-		// The answer was kept for whoever comes next.
+		// The answer was cached for the next caller.
 		if n, err := get(t, c, p, "k", time.Minute); n != 1 || err != nil {
 			t.Error(n, err)
 		}
@@ -305,7 +305,7 @@ func TestAttack_T51_ASourceThatFloodsUsesOnlyItsOwnShare(t *testing.T) {
 			t.Error(err)
 		}
 		// What is known costs a source nothing; a refusal of its own is not kept, and
-		// is nobody else's.
+		// affects no other caller.
 		if err := from(flood, "honest"); err != nil {
 			t.Error(err)
 		}
@@ -328,8 +328,8 @@ func TestAttack_T51_ASourceThatFloodsUsesOnlyItsOwnShare(t *testing.T) {
 	})
 }
 
-// Whoever has nothing left may still wait for another's call, and his being refused
-// does not refuse whoever asks the same.
+// A source without a budget may still wait for another's call, and its denial
+// does not deny other callers with the same question.
 func TestDenialOfOneSource_DoesNotAffectAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{PerSource: 0.1}), &peer{delay: time.Second}
@@ -392,13 +392,13 @@ func TestPanic_EndsOnlyTheRequestOfItsCaller(t *testing.T) {
 	<-ctx.waits
 	close(release)
 	wg.Wait()
-	// The next one asks anew: nothing is kept of it, and nothing hangs.
+	// The next caller asks again: nothing was cached, and nothing hangs.
 	if n, err := get(t, c, &peer{}, "k", time.Hour); n != 1 || err != nil {
 		t.Error(n, err)
 	}
 }
 
-// waiting tells when somebody begins to wait with it.
+// waiting reports when another caller starts to wait.
 type waiting struct {
 	context.Context
 	once  sync.Once
@@ -411,8 +411,8 @@ func (w *waiting) Done() <-chan struct{} {
 }
 
 func TestTheZeroOptionsWork(t *testing.T) {
-	for name, o := range map[string]outbound.Options{"zero": {}, "a rate alone": {PerSecond: 1},
-		"a burst alone": {Burst: 1}, "a source's share alone": {PerSource: 0.001}} {
+	for name, o := range map[string]outbound.Options{"zero": {}, "only a rate": {PerSecond: 1},
+		"only a burst": {Burst: 1}, "only a source's share": {PerSource: 0.001}} {
 		if _, err := get(t, outbound.New("cloud", o), &peer{}, "k", 0); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -204,7 +204,7 @@ func TestAttack_T61_AppraisalsOfOneSourceWorkInTurns(t *testing.T) {
 	}
 	time.Sleep(50 * time.Millisecond)
 	if more := len(working); more > 0 {
-		t.Errorf("%d appraisals work at once on %d processors", limit+more, limit)
+		t.Errorf("%d appraisals run concurrently on %d processors", limit+more, limit)
 	}
 	close(finish)
 	wg.Wait()
@@ -318,7 +318,7 @@ func TestAttest_AnAttestationThatHasBegunIsFinished(t *testing.T) {
 	if err := grant(); err != nil || !records.begun {
 		t.Errorf("%v; begun %v", err, records.begun)
 	}
-	// Whoever has gone before starts none.
+	// A client that disconnected before starts none.
 	records.begun = false
 	if err := grant(); reason.From(err) == nil || reason.From(err).Code != reason.StoreUnavailable || records.begun {
 		t.Errorf("%v; begun %v", err, records.begun)

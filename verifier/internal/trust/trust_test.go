@@ -129,7 +129,7 @@ func TestAttack_T15_ABrokenFileDoesNotBringDistrustedAnchorsBack(t *testing.T) {
 	f, _ := trust.Parse(trust.AWSCertificates, "own", []byte("# region: eu-central-1\n-----BEGIN CERTIFICATE-----\nAAAA"))
 	all, problems := trust.New(f)
 	if _, ok := all.AWS.Region("eu-central-1"); ok {
-		t.Error("the certificate that somebody meant to replace is in force")
+		t.Error("the certificate that an administrator meant to replace is in force")
 	}
 	if n := all.Count()[trust.AWSCertificates]; n != join(t).Count()[trust.AWSCertificates]-1 || len(problems) > 0 {
 		t.Errorf("%d regions are left; %v", n, problems)
@@ -169,9 +169,9 @@ func TestUnchangedAnchorsAreReused(t *testing.T) {
 	first, _ := j.Join([]trust.File{f})
 	again, _ := j.Join([]trust.File{f})
 	if first != again {
-		t.Error("made anew without a change")
+		t.Error("created again without a change")
 	}
-	// What an anchor is there for stands in the text before it.
+	// The purpose of an anchor is in the text before it.
 	marked := parse(t, trust.AKRoots,
 		append([]byte("# vouches for: gce instances\n"), authority(t, "own", now.AddDate(5, 0, 0))...))
 	if with, _ := j.Join([]trust.File{marked}); len(with.AK.GCE) != 1 {
@@ -257,11 +257,11 @@ func TestExport(t *testing.T) {
 			t.Errorf("%s: %d of %d", s, own.Count()[s], d.Count()[s])
 		}
 		if s == trust.AKRoots && len(own.AK.GCE) != len(d.AK.GCE) {
-			t.Errorf("what an anchor is there for is lost: %d of %d", len(own.AK.GCE), len(d.AK.GCE))
+			t.Errorf("the purpose of an anchor is lost: %d of %d", len(own.AK.GCE), len(d.AK.GCE))
 		}
 	}
 	if _, err := d.Export(trust.GoogleKeys); err == nil {
-		t.Error("keys that nobody has put down are exported")
+		t.Error("keys that are in no file are exported")
 	}
 }
 
@@ -284,7 +284,7 @@ func TestTwoCertificatesForOneRegion(t *testing.T) {
 	}
 }
 
-// An intermediate alone, in place of all that is built in, trusts nothing; that is said.
+// An intermediate without a root, in place of the built-in ones, trusts nothing, which is reported.
 func TestASectionWithoutARoot(t *testing.T) {
 	raw, err := join(t).Export(trust.AzureRoots)
 	if err != nil {

@@ -29,7 +29,7 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 		"it is being deleted": {changes: []func(o map[string]any){spoiled,
 			set("metadata", "deletionTimestamp", "2026-11-21T08:00:00Z")}, going: true},
 		"its phase says so": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
-		"it was made anew": {changes: []func(o map[string]any){spoiled, set("metadata", "uid", "another")}, unknown: true,
+		"it was recreated": {changes: []func(o map[string]any){spoiled, set("metadata", "uid", "another")}, unknown: true,
 			incomplete: true},
 		"more cannot be used":  {changes: []func(o map[string]any){spoiled, set("status", "nodeRef", "text")}},
 		"it can be used again": {changes: []func(o map[string]any){set("status", "phase", "Running")}, joined: true},

@@ -72,7 +72,7 @@ func TestConfirmation(t *testing.T) {
 				t.Error("a Machine that was gone came back")
 			}
 			if err := confirm.ConfirmUID(t.Context(), "u"); err != nil {
-				t.Errorf("one that nobody knows: %v", err)
+				t.Errorf("an unknown one: %v", err)
 			}
 		})
 	}

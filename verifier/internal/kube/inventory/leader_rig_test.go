@@ -164,7 +164,7 @@ func TestKeysOutliveTheirSecret(t *testing.T) {
 	}
 	w.put(secrets, ownNamespace, map[string]any{"apiVersion": "v1", "kind": "Secret",
 		"metadata": map[string]any{"name": verifier.KeysSecret}, "data": good})
-	until(t, "mended", func() error { return errorIf(len(p.Problems()) != 0, "%v", p.Problems()) })
+	until(t, "fixed", func() error { return errorIf(len(p.Problems()) != 0, "%v", p.Problems()) })
 
 	w.delete(secrets, ownNamespace, verifier.KeysSecret)
 	until(t, "new ones are made", func() error {
@@ -226,7 +226,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 			t.Errorf("it has one: %v, %v", r, err)
 		}
 	})
-	t.Run("records and claims go with the Machine, also while nobody held the lease", func(t *testing.T) {
+	t.Run("records and claims go with the Machine, also while no replica held the lease", func(t *testing.T) {
 		id := unique()
 		m, _ := p.Registry().ByUID(uid)
 		other := w.worker("two", annotated(2))
@@ -372,7 +372,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		t.Error("a Secret of the machine-config-operator was written")
 	}
 
-	t.Run("what somebody else writes is left alone, and told", func(t *testing.T) {
+	t.Run("what another client writes is not changed, and is reported", func(t *testing.T) {
 		w.patch(secrets, machineNamespace, "master-user-data", `{"metadata":{"annotations":{"`+pointer.AnnotationHandsOff+`":"ours"}},"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(pointerConfig("master")))+`"}}`)
 		until(t, "told", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
@@ -388,7 +388,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 			map[string]string{"token": three, "previous-expires": "2020-01-01T00:00:00Z"})
 		until(t, "A12: the newest", func() error { return errorIf(shown("worker-user-data") != three, "not yet") })
 	})
-	t.Run("somebody else's token stays", func(t *testing.T) {
+	t.Run("another tool's token stays", func(t *testing.T) {
 		theirs := strings.Replace(pointerConfig("worker"), `/config/worker"`, `/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]`, 1)
 		w.patch(secrets, machineNamespace, "worker-user-data", `{"metadata":{"annotations":{"mcs-attest.dev/provisioning-token":null}},"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(theirs))+`"}}`)
 		until(t, "told", func() error {

@@ -108,7 +108,7 @@ func TestDeletedNamespace_AffectsNoOther(t *testing.T) {
 		"gone":                           {nil, false, true},
 		"on its way":                     {&metav1.ObjectMeta{Name: "m", DeletionTimestamp: &leaving}, false, true},
 		"there, and nothing may be read": {&metav1.ObjectMeta{Name: "m"}, false, false},
-		"nobody can tell":                {nil, true, false},
+		"it is unknown":                  {nil, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := &namespaceAPI{}
@@ -146,11 +146,11 @@ func TestDeletedNamespace_AffectsNoOther(t *testing.T) {
 			if !test.gone {
 				return
 			}
-			// It is made anew.
+			// It is recreated.
 			of("m").list(t, 20, object(1, 19, nil))
 			c.build()
 			if world = c.View(); !world.Complete || world.Stale != nil || len(c.registry.UIDs()) != 1 {
-				t.Errorf("made anew: complete %v, %v", world.Complete, world.Stale)
+				t.Errorf("recreated: complete %v, %v", world.Complete, world.Stale)
 			}
 			of("m").Fail(errors.New("away"))
 			if s, wrong := of("m").Status(); !wrong || !strings.Contains(s.Text, "away") {

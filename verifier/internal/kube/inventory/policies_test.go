@@ -27,7 +27,7 @@ func policyOf(name, pool, mode string) *unstructured.Unstructured {
 func lax() *unstructured.Unstructured    { return policyOf("all", "*", "Audit") }
 func strict() *unstructured.Unstructured { return policyOf("strict", "master", "Enforce") }
 
-// inForce makes the world anew and says which policy the pool has; "" if none.
+// inForce builds the view and returns the policy of the pool, or "".
 func (c *Inventory) inForce(pool string) string {
 	c.build()
 	p, err := c.View().Policies.For(pool)
@@ -131,7 +131,7 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 			t.Errorf("in the end the pool has %q", got)
 		}
 	})
-	t.Run("one alone", func(t *testing.T) {
+	t.Run("only one", func(t *testing.T) {
 		c, w := both()
 		w.remove(strict())
 		c.expire(c.left)
@@ -139,7 +139,7 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 			t.Errorf("the pool has %q", got)
 		}
 	})
-	t.Run("made anew", func(t *testing.T) {
+	t.Run("recreated", func(t *testing.T) {
 		// Under another name it contradicts the one that is about to go.
 		c, w := both()
 		w.remove(strict())

@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 )
 
-// FEATURES F10, THREATS T58: nothing that was revoked becomes valid again when etcd
+// Status row F10, attack T58: nothing that was revoked becomes valid again when etcd
 // is restored to yesterday.
 func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	w := newWhole(t)

@@ -132,7 +132,7 @@ func TestPoolsThatAreReadTriggerTheEvaluationOfRoles(t *testing.T) {
 		select {
 		case <-asked:
 		case <-time.After(30 * time.Second):
-			t.Errorf("%s: nobody looks at the roles", what)
+			t.Errorf("%s: the roles are not evaluated", what)
 		}
 		queue.ShutDown()
 	}

@@ -163,7 +163,7 @@ const (
 	tokenC = "6666-bbb_7777-ddd_8888-fff_9999-hhh_0000-jjj"
 )
 
-// put is what the watch of the token's Secret brings, and what is there.
+// put is what the watch of the token's Secret delivers, and what exists.
 func (a *secretAPI) put(c *Inventory, version int, data map[string]string) {
 	a.mu.Lock()
 	a.version, a.data = version, map[string][]byte{}
@@ -195,7 +195,7 @@ func TestAnEditSurvivesASecondList(t *testing.T) {
 	}
 }
 
-// THREATS T58: a backup brings back a token that was voided, or the time before
+// Attack T58: a backup brings back a token that was voided, or the time before
 // there was one.
 func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 	now := time.Now()
@@ -270,7 +270,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			if view, err := c.ReadProvisioning(t.Context()); err != nil {
 				t.Error(err)
 			} else if _, presence := view.At(time.Now()); presence != provisioning.Unknown {
-				t.Errorf("read anew it is %s", presence)
+				t.Errorf("read again, it is %s", presence)
 			}
 			if _, _, ok := c.Token(); ok {
 				t.Error("it may be rotated, which would keep it as the previous one")
@@ -364,7 +364,7 @@ func TestOneForbiddenNamespaceDelaysNoKeys(t *testing.T) {
 	}
 	c.o.Now = func() time.Time { return time.Now().Add(c.o.Pass) }
 	if !c.repairable(false) {
-		t.Error("for ever without keys: a namespace that may not be read, and Nodes and ConfigMaps that nobody needs for " +
+		t.Error("without keys indefinitely: a namespace that may not be read, and Nodes and ConfigMaps that are not needed for " +
 			"this")
 	}
 

@@ -71,7 +71,7 @@ func TestNothingIsGrantedOnUnwatchedState(t *testing.T) {
 			stale(sources.MaxError+time.Second, true)
 			w.Resumed()
 			stale(sources.MaxError+time.Second, false)
-			// Not allowed: at once, also when it was away before.
+			// Forbidden: immediately, even if it was unavailable before.
 			w.Fail(away)
 			<-c.dirty
 			w.Fail(forbidden)
@@ -79,11 +79,11 @@ func TestNothingIsGrantedOnUnwatchedState(t *testing.T) {
 			select {
 			case <-c.dirty:
 			default:
-				t.Error("nobody is told")
+				t.Error("Changed was not called")
 			}
 			w.list(t, 20)
 			stale(0, false)
-			// To be read anew.
+			// It must be read again.
 			w.Reset()
 			stale(0, true)
 		})
@@ -110,7 +110,7 @@ func TestOptionalSourcesDoNotBlockServing(t *testing.T) {
 	}
 }
 
-// Nothing happens when a watch goes bad: somebody has to look.
+// No event reports a failing watch, so the inventory checks periodically.
 func TestTheViewIsBuiltAgainWhenItIsOutdated(t *testing.T) {
 	c := everythingRead(t)
 	told := func() bool {
@@ -124,16 +124,16 @@ func TestTheViewIsBuiltAgainWhenItIsOutdated(t *testing.T) {
 	}
 	told()
 	if c.checkStale(time.Now()); told() {
-		t.Error("made anew for nothing")
+		t.Error("built again without a reason")
 	}
 	if c.checkStale(time.Now().Add(sources.MaxSilent + time.Second)); !told() {
-		t.Error("not made anew")
+		t.Error("not built again")
 	}
 	w := c.watching(t, nodeKind, "")
 	w.Fail(errors.New("away"))
 	told()
 	if c.checkStale(time.Now().Add(sources.MaxError + time.Second)); !told() {
-		t.Error("not made anew after an error for long")
+		t.Error("not built again after a long error")
 	}
 	w.Resumed()
 	if !told() || c.View().Stale != nil {

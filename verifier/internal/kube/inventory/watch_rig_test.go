@@ -93,10 +93,10 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 
 	t.Run("a Machine", func(t *testing.T) {
 		w.worker("m1", annotated(1))
-		until(t, "it is there", p.matches(t, 1, "worker", "openshift-machine-api/m1"))
+		until(t, "it exists", p.matches(t, 1, "worker", "openshift-machine-api/m1"))
 		patch(machines, "m1", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"`+ek(2)+`"}}}`)
 		until(t, "its EK changed", p.matches(t, 2, "worker", "openshift-machine-api/m1"))
-		until(t, "and the old one is nobody's", p.denies(t, 1, "worker", reason.EKNotEnrolled))
+		until(t, "and the old one is not enrolled", p.denies(t, 1, "worker", reason.EKNotEnrolled))
 		patch(machines, "m1", `{"status":{"nodeRef":{"name":"n1"}}}`, "status")
 		until(t, "it joined", p.denies(t, 2, "worker", reason.MachineJoined))
 		w.delete(machines, machineNamespace, "m1")
@@ -104,7 +104,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 	})
 	t.Run("a Node makes a Machine joined", func(t *testing.T) {
 		w.worker("m2", annotated(3), func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-2"} })
-		until(t, "it is there", p.matches(t, 3, "worker", "openshift-machine-api/m2"))
+		until(t, "it exists", p.matches(t, 3, "worker", "openshift-machine-api/m2"))
 		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n2"},
 			"spec": map[string]any{"providerID": "aws:///a/i-2"}})
 		until(t, "it joined", p.denies(t, 3, "worker", reason.MachineJoined))
@@ -281,7 +281,7 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		w.delete(policies, "", "zz")
 		until(t, "the set is whole again", func() error { return errorIf(len(p.Problems()) != 0, "%v", p.Problems()) })
 	})
-	t.Run("a policy for a pool that is not there", func(t *testing.T) {
+	t.Run("a policy for a pool that does not exist", func(t *testing.T) {
 		w.cluster.KubectlApply(t, `
 apiVersion: machineconfiguration.openshift.io/v1
 kind: MachineConfigPool
@@ -399,7 +399,7 @@ metadata: {name: few, namespace: mcs-attest}
 }
 
 // Without the API server nothing is granted, nothing that is known is lost, and
-// what happens right afterwards is seen (DESIGN, section 14; THREATS T58).
+// what happens right afterwards is seen (attack T58).
 func TestAttack_T58_TheAPIServerIsUnavailableForAWhile(t *testing.T) {
 	w := newWhole(t)
 	w.policy("all", map[string]any{})

@@ -140,7 +140,7 @@ func TestARestoreIsNoticed(t *testing.T) {
 		"the same again":                            {20, []*unstructured.Unstructured{object(1, 15, nil)}, false},
 		"later":                                     {30, []*unstructured.Unstructured{object(1, 25, nil)}, false},
 		"an object was deleted":                     {30, nil, false},
-		"an object was deleted and made anew":       {30, []*unstructured.Unstructured{object(1, 29, nil)}, false},
+		"an object was deleted and recreated":       {30, []*unstructured.Unstructured{object(1, 29, nil)}, false},
 		"the list is older":                         {19, []*unstructured.Unstructured{object(1, 15, nil)}, true},
 		"revisions were raised, an object is older": {1 << 40, []*unstructured.Unstructured{object(1, 14, nil)}, true},
 		"an older object that cannot be used": {1 << 40,
@@ -158,7 +158,7 @@ func TestARestoreIsNoticed(t *testing.T) {
 			if !test.want {
 				return
 			}
-			// The same state once more, by the watch that begins anew, is no other restore.
+			// The same state once more, by a new watch, is not another restore.
 			w.list(t, max(test.list, 19)+1, test.items...)
 			if c.guard.Epoch() != 1 || len(c.registry.UIDs()) != 1 {
 				t.Errorf("%d restores, Machines %v", c.guard.Epoch(), c.registry.UIDs())

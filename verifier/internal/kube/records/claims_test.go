@@ -22,7 +22,7 @@ import (
 )
 
 // Answers of an API server: of a version that it does not serve, of an object
-// that is not there, and of one that the caller may not see.
+// that does not exist, and of one that the caller may not read.
 const (
 	unserved  = http.StatusNotImplemented
 	notThere  = http.StatusNotFound
@@ -53,7 +53,7 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *records.Reco
 		code, ok := told[r.URL.Path]
 		switch {
 		case !ok:
-			t.Errorf("nobody asked for %s", r.URL.Path)
+			t.Errorf("unexpected request for %s", r.URL.Path)
 			w.WriteHeader(http.StatusTeapot)
 		case code == unserved:
 			http.NotFound(w, r)
@@ -78,7 +78,7 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *records.Reco
 		Machine: func(string) (*machine.Machine, bool) { return nil, false }})
 }
 
-// A claim is not held for ever by a Machine of which nobody can be asked any more,
+// A claim is not held indefinitely by a Machine about which the API can no longer answer,
 // and never released for want of an answer.
 func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 	const (
@@ -96,7 +96,7 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 		{"there", "machine.openshift.io/v1beta1", map[string]int{mapi: itsUID}, "u"},
 		{"another of its name", "machine.openshift.io/v1beta1", map[string]int{mapi: otherUID}, ""},
 		{"gone", "machine.openshift.io/v1beta1", map[string]int{mapi: notThere}, ""},
-		{"the version is no longer served, and it is there", "cluster.x-k8s.io/v1beta1",
+		{"the version is no longer served, but it exists", "cluster.x-k8s.io/v1beta1",
 			map[string]int{v1beta1: unserved, v1beta2: itsUID}, "u"},
 		{"the version is no longer served, and it is gone", "cluster.x-k8s.io/v1beta1",
 			map[string]int{v1beta1: unserved, v1beta2: notThere}, ""},
@@ -107,9 +107,9 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 			map[string]int{v1beta1: unserved, v1beta2: forbidden, namespace: itsUID}, unknown},
 		{"the namespace is gone, and its RoleBinding with it", "machine.openshift.io/v1beta1",
 			map[string]int{mapi: forbidden, namespace: notThere}, ""},
-		{"the namespace is there, without a RoleBinding", "machine.openshift.io/v1beta1",
+		{"the namespace exists, without a RoleBinding", "machine.openshift.io/v1beta1",
 			map[string]int{mapi: forbidden, namespace: itsUID}, unknown},
-		{"nobody says whether the namespace is there", "machine.openshift.io/v1beta1",
+		{"it is unknown whether the namespace exists", "machine.openshift.io/v1beta1",
 			map[string]int{mapi: forbidden, namespace: forbidden}, unknown},
 		{"the API is unwell", "machine.openshift.io/v1beta1", map[string]int{mapi: http.StatusInternalServerError}, unknown},
 	} {

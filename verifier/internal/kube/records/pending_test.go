@@ -142,7 +142,7 @@ func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Two who count too many at once may both go out again, and come back.
+	// Two that exceed the limit at the same time may both be deleted, and return.
 	left := s.pending()
 	if len(left) > store.MaxPending || len(left) != store.MaxPending-6+int(in.Load()) {
 		t.Errorf("%d wait, of which %d were let in", len(left), in.Load())

@@ -90,10 +90,10 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	r, m, id := s.replica(), s.machine("worker-0"), unique()
 	s.attested(r, m, id, "token1", s.now())
 	if err := r.Delete(t.Context(), m.UID); !errors.Is(err, records.ErrMachineThere) {
-		t.Errorf("while it is there: %v", err)
+		t.Errorf("while it exists: %v", err)
 	}
 	if err := r.ReleaseClaims(t.Context(), m.UID); !errors.Is(err, records.ErrMachineThere) {
-		t.Errorf("while it is there: %v", err)
+		t.Errorf("while it exists: %v", err)
 	}
 	if s.record(r, m.UID) == nil || s.holder(r, id) != m.UID {
 		t.Fatal("the record or the claim of a living Machine is gone")
@@ -236,7 +236,7 @@ func TestAttack_T42_OneEKForTwoMachines(t *testing.T) {
 	if s.holder(r, id) != m1.UID || s.holder(r, other) != "" {
 		t.Errorf("held by %q and %q", s.holder(r, id), s.holder(r, other))
 	}
-	// What was watched says that it is gone; the API says that it is there.
+	// The watched state lacks it, but the API has it.
 	s.known.DeleteMachine("machine.openshift.io", m1.Namespace, m1.Name)
 	denied(t, attest(r, m2, id, "token3", now), reason.IdentityConflict)
 	// And the other way round.
@@ -409,7 +409,7 @@ func TestAttack_T43_FiftyMachinesClaimOneIdentityOnThreeReplicas(t *testing.T) {
 	}
 	wg.Wait()
 	if winner.Load() == nil {
-		t.Fatal("nobody got the identity")
+		t.Fatal("no machine got the identity")
 	}
 	if uid := s.holder(replicas[0], id); uid != winner.Load().UID {
 		t.Errorf("held by %q", uid)
@@ -606,7 +606,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	if rec := s.record(r, m.UID); rec.Status.Token.Uses != 0 || !rec.Spec.Quarantined {
 		t.Errorf("%+v, %+v", rec.Spec, rec.Status.Token)
 	}
-	// Lifted, it works; and a status that is written leaves the spec alone.
+	// Lifted, it works; and writing the status does not change the spec.
 	s.patch(attestations, m.Namespace, m.UID, `{"spec":{"quarantined":null,"expectedProviderID":"aws:///z/i-1"}}`)
 	if err := r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next, err := record.Redeem(rec, c, nil, now)
@@ -699,7 +699,7 @@ func TestAttack_T58_TheAPIFailsBetweenClaimAndRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rec := s.record(r, m.UID); rec.Status.Token != nil {
-		t.Errorf("a token was recorded that nobody has: %+v", rec.Status.Token)
+		t.Errorf("a token was recorded that no client has: %+v", rec.Status.Token)
 	}
 	// It asks again and gets in, on another replica.
 	s.attested(s.replica(), m, id, "token2", now.Add(time.Second))
@@ -811,7 +811,7 @@ func TestAttack_T43_AnObjectThatIsNotTheRecordIsNotChanged(t *testing.T) {
 			if uid := s.holder(r, id); uid != "" {
 				t.Errorf("claimed for %q", uid)
 			}
-			// That Machine alone.
+			// Only that Machine.
 			s.attested(r, s.machine("worker-1"), unique(), "token1", s.now())
 		})
 	}
@@ -840,7 +840,7 @@ func TestAStandInIsItsOwnRecord(t *testing.T) {
 	if rec := s.record(r, m.UID); rec.Status.Phase != v1alpha1.PhaseAttested || rec.Status.MachineUID != m.UID {
 		t.Errorf("recorded %+v", rec.Status)
 	}
-	// Deleted and made anew it is another machine, also before a watch has seen it.
+	// deleted and recreated, it is another machine, also before a watch has seen it.
 	s.delete(attestations, s.namespace, "sno")
 	denied(t, attest(r, m, id, "token2", now), reason.MachineNotFound)
 	if len(s.list(attestations, s.namespace)) != 0 {
@@ -979,7 +979,7 @@ func TestSession_TheFirstWriteSavesARead(t *testing.T) {
 }
 
 // What a session has read may be out of date: neither a denial nor "nothing to do" rests
-// on it alone.
+// only on it.
 func TestSession_ADenialRestsOnTheLatestRecord(t *testing.T) {
 	s := newSite(t)
 	r, m, now := s.replica(), s.machine("worker-0"), s.now()

@@ -325,7 +325,7 @@ func TestDetector_Probe(t *testing.T) {
 	probe("", 1) // an API that counts in something else
 	calls := api.calls
 	if err := d.Probe(t.Context()); err != nil || api.calls != calls {
-		t.Error("two probes at once are two calls")
+		t.Error("two concurrent probes are two calls")
 	}
 	if now = now.Add(restore.SilentAfter + time.Second); !d.Silent() {
 		t.Error("the API is not silent")

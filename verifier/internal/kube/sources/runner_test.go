@@ -430,7 +430,7 @@ func TestInventory_StalenessIsPerNamespace(t *testing.T) {
 
 func TestUnavailable(t *testing.T) {
 	resource := schema.GroupResource{Resource: "machines"}
-	_, err := http.Get("http://127.0.0.1:1") //nolint:noctx // it fails at once
+	_, err := http.Get("http://127.0.0.1:1") //nolint:noctx // it fails immediately
 	for _, err := range []error{err, apierrors.NewTooManyRequestsError("x"), apierrors.NewServiceUnavailable("x"),
 		apierrors.NewTimeoutError("x", 1)} {
 		if !sources.Unavailable(err) {

@@ -37,7 +37,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 		{"shutting down", state("shutting-down"), reason.InstanceUnacceptable},
 		{"stopping", state("stopping"), reason.InstanceUnacceptable},
 		{"stopped", state("stopped"), reason.InstanceUnacceptable},
-		{"a state that nobody knows", state("Running"), reason.InstanceUnacceptable},
+		{"an unknown state", state("Running"), reason.InstanceUnacceptable},
 		{"in another network", func(w *world) { w.change(func(i *emulated.Instance) { i.VPC = "vpc-0ffffffffffffffff" }) },
 			reason.InstanceUnacceptable},
 		{"of another cluster", func(w *world) {
@@ -85,7 +85,7 @@ func TestAnswerAboutAnotherInstance_IsATemporaryDenial(t *testing.T) {
 		w.cloud.Fail("DescribeInstances", emulated.Fault{})
 		w.now = w.now.Add(2 * time.Second)
 		if _, err := w.iid(w.machine); err != nil {
-			t.Errorf("%s, and then it alone: %v", name, err)
+			t.Errorf("%s, and then only it: %v", name, err)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 					}
 				})
 			}
-			t.Run("nobody listens", func(t *testing.T) {
+			t.Run("no server listens", func(t *testing.T) {
 				w := newWorld(t)
 				w.endpoint.Close()
 				refused(t, c.ask(w), reason.ProviderUnavailable)
@@ -194,7 +194,7 @@ func TestAttack_T06_TheRelayFollowsNoRedirect(t *testing.T) {
 	if len(reached) != 0 {
 		t.Errorf("followed to %q", reached)
 	}
-	// A host that is not the region's is not sent to, whoever asks.
+	// A host that is not the region's receives no request, whichever caller asks.
 	_, _, _, err := w.provider.Caller().GetCallerIdentity(t.Context(),
 		awssts.Request{Region: region, Host: "sts.eu-central-1.amazonaws.com.evil.example"})
 	refused(t, err, reason.ProviderUnavailable)

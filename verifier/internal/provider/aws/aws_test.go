@@ -246,7 +246,7 @@ func TestDenial_IsNotRequestedAgainImmediately(t *testing.T) {
 	}
 }
 
-// A machine that asks again at once costs no second call; what EC2 says can change,
+// An immediate second request of a machine costs no second call; EC2's answer can change,
 // so it counts for two seconds.
 func TestInstance_IsQueriedOnceInTwoSeconds(t *testing.T) {
 	w := newWorld(t)
@@ -262,7 +262,7 @@ func TestInstance_IsQueriedOnceInTwoSeconds(t *testing.T) {
 	w.change(func(i *emulated.Instance) { i.State = "stopping" })
 	w.now = w.now.Add(2*time.Second - 1)
 	if i := ask(w.machine.ID); i.State != "running" {
-		t.Errorf("asked anew: %+v", i)
+		t.Errorf("queried again: %+v", i)
 	}
 	// It is no answer about another instance.
 	if i := ask(w.cloud.Add(w.instance()).ID); i.ID == w.machine.ID {

@@ -20,7 +20,7 @@ func TestTheOwnerIsOfTheInstancesReservation(t *testing.T) {
 		all  []types.Reservation
 		want string
 	}{
-		{"alone", []types.Reservation{mine}, "123456789012"},
+		{"no other", []types.Reservation{mine}, "123456789012"},
 		{"an empty one before it", []types.Reservation{empty, mine}, "123456789012"},
 		{"an empty one after it", []types.Reservation{mine, empty}, "123456789012"},
 		{"one without an owner, and an empty one", []types.Reservation{empty, nobodys, empty}, ""},

@@ -307,9 +307,9 @@ func TestTheAudienceIsTheCloudsForEachCloud(t *testing.T) {
 func TestConfigurationThatCannotBeUsed(t *testing.T) {
 	w := newWorld(t)
 	for name, change := range map[string]func(*config.Azure){
-		"a cloud that is none":   func(c *config.Azure) { c.Cloud = "Mars" },
-		"a CA that is not there": func(c *config.Azure) { c.ARM.CA = filepath.Join(t.TempDir(), "none") },
-		"a CA that is none":      func(c *config.Azure) { c.Login.CA = os.DevNull },
+		"a cloud that is none":     func(c *config.Azure) { c.Cloud = "Mars" },
+		"a CA that does not exist": func(c *config.Azure) { c.ARM.CA = filepath.Join(t.TempDir(), "none") },
+		"a CA that is none":        func(c *config.Azure) { c.Login.CA = os.DevNull },
 	} {
 		c := w.config
 		change(&c)

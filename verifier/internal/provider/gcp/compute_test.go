@@ -108,7 +108,7 @@ func TestWhatTheDirectoryAnswersWithoutATPM(t *testing.T) {
 		calls    int
 	}{
 		{"an instance without a virtual TPM", worker, reason.EKUntrusted, 1},
-		{"an instance that is not there", "gce://demo-1/europe-west1-b/worker-b", reason.InstanceNotFound, 1},
+		{"an instance that does not exist", "gce://demo-1/europe-west1-b/worker-b", reason.InstanceNotFound, 1},
 		{"one in another zone", "gce://demo-1/europe-west1-c/worker-a", reason.InstanceNotFound, 1},
 		{"one of another project", "gce://demo-2/europe-west1-b/worker-a", reason.AccountNotAllowed, 0},
 		{"a path in the name", "gce://demo-1/europe-west1-b/worker-a/../../x", reason.InstanceNotFound, 0},

@@ -177,11 +177,11 @@ func TestAttack_T08_AFloodOfInventedKeyIDsIsTwoFetchesAMinute(t *testing.T) {
 	if got := w.cloud.Calls(emulator.Keys); got > 1+20 {
 		t.Errorf("ten minutes made %d fetches, want at most 21", got)
 	}
-	// In all that, a key that is there is answered.
+	// In all these cases, a cached key is returned.
 	w.want(t, w.current(), 0, w.cloud.Calls(emulator.Keys))
 }
 
-// Somebody shows a token with an invented kid, and then Google begins to use a new
+// A client presents a token with an invented kid, and then Google begins to use a new
 // key. Its tokens are not refused for good before Google was asked.
 func TestKeyThatIsNewBetweenTwoFetches_IsATemporaryDenial(t *testing.T) {
 	w := newWorld(t)
@@ -254,7 +254,7 @@ func TestKeysWhileGoogleIsUnavailable(t *testing.T) {
 			w := newWorld(t)
 			w.cloud.Fail(emulator.Keys, fault)
 			w.want(t, w.current(), reason.ProviderUnavailable, 1) // never had any: temporary
-			w.want(t, w.current(), reason.ProviderUnavailable, 1) // and not asked at once again
+			w.want(t, w.current(), reason.ProviderUnavailable, 1) // and not immediately queried again
 			w.cloud.Heal(emulator.Keys)
 			w.clock.Add(6 * time.Second)
 			w.want(t, w.current(), 0, 2)

@@ -37,7 +37,7 @@ func TestSessionIsRenewed(t *testing.T) {
 	if n := v.logins.Load(); n != 2 {
 		t.Errorf("%d logins after the session had ended", n)
 	}
-	// Ten at once, on different machines' behalf, make one session.
+	// Ten concurrent calls for different machines share one session.
 	v.endSessions()
 	clock.advance(time.Minute)
 	var wait sync.WaitGroup
@@ -53,7 +53,7 @@ func TestSessionIsRenewed(t *testing.T) {
 	}
 	wait.Wait()
 	if n := v.logins.Load(); n != 3 {
-		t.Errorf("%d logins after ten at once", n)
+		t.Errorf("%d logins after ten concurrent calls", n)
 	}
 }
 
@@ -97,13 +97,13 @@ func TestVCenterThatDoesNotAnswer(t *testing.T) {
 		name string
 		d    *Directory
 	}{
-		{"nobody listens", change(func(c *config.VCenter) { c.URL = "https://127.0.0.1:1" })},
+		{"no server listens", change(func(c *config.VCenter) { c.URL = "https://127.0.0.1:1" })},
 		{"it is another's certificate", change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "other.pem") })},
 		{"the system's authorities do not know it", change(func(c *config.VCenter) { c.CA = "" })},
 		{"the file of the authorities is empty", change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "empty") })},
-		{"the file of the authorities is not there",
+		{"the file of the CAs does not exist",
 			change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "absent") })},
-		{"the password file is not there",
+		{"the password file does not exist",
 			change(func(c *config.VCenter) { c.PasswordFile = filepath.Join(v.dir, "absent") })},
 		{"the password is wrong", change(func(c *config.VCenter) { c.PasswordFile = filepath.Join(v.dir, "wrong") })},
 		{"the path is not the API's", change(func(c *config.VCenter) { c.URL += "/elsewhere" })},

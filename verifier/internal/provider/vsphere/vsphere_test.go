@@ -122,7 +122,7 @@ func TestAnswerAboutAnotherMachine(t *testing.T) {
 	denied(t, err, reason.ProviderUnavailable)
 }
 
-// Each of two vCenters has machines of its own. Where one is down, nobody knows
+// Each of two vCenters has machines of its own. If one is unavailable, it is unknown
 // whether it has the machine, too.
 func TestTwoVCenters(t *testing.T) {
 	v, other := start(t), start(t)

@@ -51,7 +51,7 @@ func TestFolder_ServesWholeAndPreApprovedConfigs(t *testing.T) {
 		t.Errorf("the part for anyone:\n%s", pre)
 	}
 	if strings.Contains(full, "/etc/kubernetes/kubeconfig") {
-		t.Error("a kubeconfig that nobody gave")
+		t.Error("a kubeconfig that was not provided")
 	}
 
 	write(t, dir, "kubeconfig", "users: [{name: kubelet, user: {token: shared}}]\n")
@@ -59,7 +59,7 @@ func TestFolder_ServesWholeAndPreApprovedConfigs(t *testing.T) {
 	s.scan()
 	full, pre = poolconfigtest.Text(t, s, "worker", false), poolconfigtest.Text(t, s, "worker", true)
 	if !strings.Contains(full, "/etc/more") || !strings.Contains(full, "/etc/kubernetes/kubeconfig") {
-		t.Error("what came later is not there")
+		t.Error("what came later is missing")
 	}
 	if strings.Contains(pre, "/etc/kubernetes/kubeconfig") || strings.Contains(pre, "shared") {
 		t.Error("the part for anyone has a credential")
@@ -120,12 +120,12 @@ func TestABrokenChangeLeavesTheLastGoodConfig(t *testing.T) {
 					t.Errorf("%q is not in the findings:\n%s", want, found)
 				}
 			}
-			// Mended, it is taken.
-			write(t, dir, tt.file, poolconfigtest.MachineConfig(strings.TrimSuffix(tt.file, ".yaml"), "/etc/mended", "m", ""))
+			// After it is fixed, it is used.
+			write(t, dir, tt.file, poolconfigtest.MachineConfig(strings.TrimSuffix(tt.file, ".yaml"), "/etc/fixed", "m", ""))
 			s.scan()
-			if got := poolconfigtest.Text(t, s, "worker", false); !strings.Contains(got, "/etc/mended") ||
+			if got := poolconfigtest.Text(t, s, "worker", false); !strings.Contains(got, "/etc/fixed") ||
 				len(s.Findings()) > 0 {
-				t.Errorf("mended: findings %v", s.Findings())
+				t.Errorf("fixed: findings %v", s.Findings())
 			}
 		})
 	}
@@ -168,7 +168,7 @@ func TestAttack_T55_ASecretIsInNoConfigForAnyone(t *testing.T) {
 	}
 	listed := Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet(), Allow: []string{"/etc/pki/site.key"}})
 	if !strings.Contains(poolconfigtest.Text(t, listed, "worker", true), "site.key") {
-		t.Error("an administrator listed the path, and it is not there")
+		t.Error("an administrator listed the path, but it is missing")
 	}
 }
 
@@ -206,7 +206,7 @@ func TestMissingFolder_HasNoPools(t *testing.T) {
 	}
 }
 
-// Since a config is what a client negotiates, each version is there.
+// Since a config is what a client negotiates, each version is available.
 func TestEachVersionIsServed(t *testing.T) {
 	s, _ := open(t)
 	for accept, want := range map[string]string{"": "2.2.0", "3.2": "3.2.0", "3.9": "3.5.0"} {

@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
-// What was taken back from anyone goes to nobody, whatever else is broken meanwhile.
+// What was withdrawn from the pre-approved part is served to no client, whatever else is broken.
 func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 	public := poolconfigtest.MachineConfig("01-more", "/etc/public", "public", poolconfigtest.Needed)
 	broken := strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1)
@@ -21,12 +21,12 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 		// stays: it is served as before.
 		stays bool
 	}{
-		{"another is broken, and nothing was taken back", func(dir string) { write(t, dir, "50-site.yaml", broken) }, true},
+		{"another is broken, and nothing was withdrawn", func(dir string) { write(t, dir, "50-site.yaml", broken) }, true},
 		{"its file does not parse: what it said stays", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", "{")
 		}, true},
-		{"another is there twice, and nothing was taken back", func(dir string) {
+		{"another exists twice, and nothing was withdrawn", func(dir string) {
 			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
 		}, true},
 		{"its annotation says false, and another is broken", func(dir string) {
@@ -37,11 +37,11 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			write(t, dir, "50-site.yaml", broken)
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
 		}, false},
-		{"it is deleted, and another is there twice", func(dir string) {
+		{"it is deleted, and another exists twice", func(dir string) {
 			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
 		}, false},
-		{"it is there twice, and one says false", func(dir string) {
+		{"it exists twice, and one says false", func(dir string) {
 			write(t, dir, "copy.yaml", strings.Replace(public, `"true"`, `"false"`, 1))
 		}, false},
 		{"it says something else, and another is broken", func(dir string) {
@@ -67,7 +67,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			s.scan()
 			before, whole := poolconfigtest.Text(t, s, "worker", true), poolconfigtest.Text(t, s, "worker", false)
 			if !strings.Contains(before, "/etc/public") {
-				t.Fatal("it is not there")
+				t.Fatal("it does not exist")
 			}
 			tt.change(dir)
 			s.scan()
@@ -120,7 +120,7 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 			write(t, dir, "kubeconfig", strings.Replace(good, "shared", "newer", 1))
 			s.scan()
 			if got := poolconfigtest.Text(t, s, "worker", false); got == before || len(s.Findings()) > 0 {
-				t.Errorf("mended: %v", s.Findings())
+				t.Errorf("fixed: %v", s.Findings())
 			}
 			if tt.content == "-" {
 				return

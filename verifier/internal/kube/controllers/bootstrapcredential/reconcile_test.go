@@ -400,9 +400,9 @@ func (s *site) bootstrapTokens(uid string) []corev1.Secret {
 func TestARecordThatChangedMeanwhileRefusesTheCredential(t *testing.T) {
 	s := newSite(t, config.BootstrapToken)
 	for name, change := range map[string]func(*v1alpha1.MachineAttestation){
-		"quarantined":   func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
-		"attested anew": func(r *v1alpha1.MachineAttestation) { r.Status.Token.ID = "t2" },
-		"joined":        func(r *v1alpha1.MachineAttestation) { r.Status.Phase = v1alpha1.PhaseJoined },
+		"quarantined":    func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
+		"attested again": func(r *v1alpha1.MachineAttestation) { r.Status.Token.ID = "t2" },
+		"joined":         func(r *v1alpha1.MachineAttestation) { r.Status.Phase = v1alpha1.PhaseJoined },
 	} {
 		uid := s.attested()
 		s.beforeWrite = func(uid string) error {

@@ -92,7 +92,7 @@ func TestAttack_T54_AKeyThatWasApprovedGivesWayToNoOther(t *testing.T) {
 	k := s.attested(m)
 	first := k.ask()
 	s.recorded(m, first)
-	s.approve(first) // by somebody else, and nobody has made the Node yet
+	s.approve(first) // by another approver, and the Node does not exist yet
 	_, second := k.asksAgain()
 	s.run()
 	s.left(second, "refuse", "CSRKeyChanged")
@@ -175,7 +175,7 @@ func TestCredentialWithoutARecord_IsEvaluatedAgain(t *testing.T) {
 	s.signed(name)
 }
 
-// stale is a directory that still has a Machine which was made anew since.
+// stale is a directory that still has a Machine which was recreated since.
 type stale struct {
 	*site
 	old machine.Ref

@@ -325,13 +325,13 @@ func TestAttack_T54_BrokenAndHugeRequestsBesideGoodOnes(t *testing.T) {
 	k.join()
 }
 
-// FEATURES D11 with attestation: who has one credential can only stop its machine.
+// Status row D11 with attestation: who has one credential can only stop its machine.
 func TestAttack_T54_FloodOfRequestsDelaysNoOtherMachine(t *testing.T) {
 	s := newSite(t)
 	s.options.Config.PendingPerMachine = 3
 	flooder, victim, stranger := s.machine("a"), s.machine("b"), s.machine("c")
 	f, v := s.attested(flooder), s.attested(victim)
-	f.node = "nobody-knows.example" // no Machine's: it waits
+	f.node = "unknown.example" // of no Machine, so it waits
 	var waiting []string
 	for range 5 {
 		waiting = append(waiting, f.ask())

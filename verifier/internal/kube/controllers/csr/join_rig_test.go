@@ -49,13 +49,13 @@ func TestAnAttestedMachineBecomesANode(t *testing.T) {
 	}
 }
 
-// FEATURES D12: both APIs, each by itself.
+// Status row D12: each of the two APIs without the other.
 func TestAMachineOfClusterAPIBecomesANode(t *testing.T) {
 	s := newSite(t).run()
 	s.attested(s.capiMachine("w-0")).join()
 }
 
-// FEATURES D12 and D17: a cluster has neither API, and a host that was enrolled
+// Status rows D12 and D17: a cluster has neither API, and a host that was enrolled
 // becomes a node.
 func TestAStandInBecomesANodeWhereThereAreNoMachines(t *testing.T) {
 	c := cluster.Start(t, cluster.Controllers("certificatesigningrequest-signing-controller"))
@@ -154,12 +154,12 @@ func TestMachineThatDoesNotExistYet_IsRetried(t *testing.T) {
 	s.signed(name)
 }
 
-// FEATURES D13.
+// Status row D13.
 func TestRequestsOfOthersAreNotTouched(t *testing.T) {
 	s := newSite(t).run()
 	k := s.attested(s.machine("w-0"))
 	other := k.ask(func(csr *certificatesv1.CertificateSigningRequest, _ *certificateRequest) {
-		csr.Spec.SignerName = "example.com/somebody"
+		csr.Spec.SignerName = "example.com/other"
 	})
 	admin := *k
 	admin.api = s.admin
@@ -172,7 +172,7 @@ func TestRequestsOfOthersAreNotTouched(t *testing.T) {
 	}
 }
 
-// Whoever approves, what joined once has joined.
+// A machine that joined once has joined, whichever approver approved it.
 func TestRequestApprovedByAnotherApprover_IsTheFirst(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("w-0")
@@ -191,7 +191,7 @@ func TestRequestApprovedByAnotherApprover_IsTheFirst(t *testing.T) {
 	second := thief.ask()
 	s.left(second, "refuse", "CSRKeyChanged")
 
-	// What the verifier would not approve, and somebody else does, is told.
+	// If another approver approves what the verifier would not, that is reported.
 	m2 := s.machine("w-1")
 	k = s.attested(m2)
 	s.signed(k.ask())
@@ -211,13 +211,13 @@ func TestRequestApprovedByAnotherApprover_IsTheFirst(t *testing.T) {
 	})
 }
 
-// approve approves a request as somebody else does.
+// approve approves a request as another approver.
 func (s *site) approve(name string) {
 	s.Helper()
 	csr := s.csr(name)
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove",
-		Message: "by somebody else",
+		Message: "by another approver",
 	})
 	_, err := s.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(s.context(), csr.Name, csr, metav1.UpdateOptions{})
 	s.ok(err)

@@ -17,10 +17,10 @@ func TestBudgetIsOfEachMachine(t *testing.T) {
 		return n
 	}
 	if n := allowed("a", start); n != refusalsBurst {
-		t.Errorf("%d writes at once", n)
+		t.Errorf("%d immediate writes", n)
 	}
 	if n := allowed("b", start); n != refusalsBurst {
-		t.Errorf("%d writes at once for another", n)
+		t.Errorf("%d immediate writes for another", n)
 	}
 	if n := allowed("a", start.Add(refusalsEvery)); n != 1 {
 		t.Errorf("%d writes after a pause", n)

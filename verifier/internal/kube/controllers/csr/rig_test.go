@@ -370,7 +370,7 @@ func (s *site) credential(m *machine.Machine, id string) {
 		}))
 }
 
-// bootstrap is a kubelet with a token of the service account that nobody's record has.
+// bootstrap is a kubelet with a token of the service account that is on no record.
 func (s *site) bootstrap() (k *kubelet, id string) {
 	s.Helper()
 	secret, err := s.admin.CoreV1().Secrets(s.namespace).Create(s.context(),

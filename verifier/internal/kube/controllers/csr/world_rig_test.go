@@ -55,7 +55,7 @@ func (k *kubelet) at(address string) {
 	k.ok(err)
 }
 
-// FEATURES D7 and D8.
+// Status rows D7 and D8.
 func TestServingCertificateByTheMachineAndThenByTheOneBefore(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0", address("InternalIP", "127.0.0.1"))
@@ -63,7 +63,7 @@ func TestServingCertificateByTheMachineAndThenByTheOneBefore(t *testing.T) {
 	names, addresses := []string{k.node}, []net.IP{loopback}
 
 	first := k.askServing(names, addresses)
-	s.left(first, "retry", "MachineNotFound") // nobody has said yet whose Node it is
+	s.left(first, "retry", "MachineNotFound") // the Machine of the Node is not known yet
 	s.joins(m)
 	cert := s.signed(first)
 	k.kubeletAt(cert, k.key)
@@ -75,7 +75,7 @@ func TestServingCertificateByTheMachineAndThenByTheOneBefore(t *testing.T) {
 	s.left(k.askServing(names, append(addresses, net.IPv4(192, 0, 2, 1))), "retry", "MachineNotFound")
 }
 
-// FEATURES D7: what is on a Node is the node's own word.
+// Status row D7: what is on a Node is the node's own word.
 func TestAttack_T54_ServingCertificateForWhatIsNotTheMachines(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0", address("InternalIP", "127.0.0.1"))
@@ -91,7 +91,7 @@ func TestAttack_T54_ServingCertificateForWhatIsNotTheMachines(t *testing.T) {
 	s.signed(k.askServing([]string{k.node}, []net.IP{loopback}))
 }
 
-// A kubelet that accepts connections and says nothing holds up its own requests alone.
+// A kubelet that accepts connections but does not answer delays only its own requests.
 func TestAttack_T54_KubeletThatNeverAnswers(t *testing.T) {
 	s := newSite(t).run()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -139,7 +139,7 @@ func TestAttack_T54_ANodeSendsTheVerifierToItsOwnHost(t *testing.T) {
 	}
 }
 
-// FEATURES D10: the switch counts at once, in both directions.
+// Status row D10: the switch is in force immediately, in both directions.
 func TestTheSwitchForClientCertificates(t *testing.T) {
 	s := newSite(t)
 	s.configMap("switch", "config.yaml", off)
@@ -154,7 +154,7 @@ func TestTheSwitchForClientCertificates(t *testing.T) {
 	s.finds("")
 }
 
-// finds waits until there is this finding alone; none if it is empty.
+// finds waits until this is the only finding, or none if it is empty.
 func (s *site) finds(want string) {
 	s.Helper()
 	s.eventually(func() error {
@@ -241,7 +241,7 @@ func (s *site) makeStock(replicas int32) {
 	s.ok(err)
 }
 
-// FEATURES D18, beside the vectors of pkg/approver: without attestation the shared
+// Status row D18, beside the vectors of pkg/approver: without attestation the shared
 // credential is enough, as for the stock approver.
 func TestWithoutAttestationTheStockApproversChecksAreMade(t *testing.T) {
 	s := newSite(t)
@@ -276,7 +276,7 @@ func (f *flaky) RoundTrip(r *http.Request) (*http.Response, error) {
 	return f.next.RoundTrip(r)
 }
 
-// Whoever dies between the record and the approval: the same key is approved again,
+// After a crash between the record and the approval: the same key is approved again,
 // and no other.
 func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) {
 	s := newSite(t)
@@ -315,7 +315,7 @@ func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) 
 	s.left(thief.ask(), "refuse", "CSRKeyChanged")
 }
 
-// The API is away for a while, and nobody is refused for it.
+// The API is unavailable for a while, and no request is denied because of that.
 func TestTheAPIServerIsUnavailableForAWhile(t *testing.T) {
 	s := newSite(t)
 	var away atomic.Bool
@@ -392,6 +392,6 @@ func TestForbiddenIsAFinding(t *testing.T) {
 	})
 	s.stop()
 	if all := s.approver.Findings(); len(all) != 0 {
-		t.Errorf("whoever does not decide finds %+v", all)
+		t.Errorf("a replica that does not decide finds %+v", all)
 	}
 }

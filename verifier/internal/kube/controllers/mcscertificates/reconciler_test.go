@@ -292,7 +292,7 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 			if before.Leaf != nil && !before.Leaf.Equal(s.Leaf) {
 				leaves = append(leaves, time.Since(begin))
 				if before.CA.Equal(s.CA) == false {
-					t.Errorf("after %v: CA and serving certificate are new at once", time.Since(begin))
+					t.Errorf("after %v: CA and serving certificate are both new", time.Since(begin))
 				}
 				if _, ok := s.Leaf.PublicKey.(*ecdsa.PublicKey); !ok {
 					t.Errorf("the key is a %T", s.Leaf.PublicKey)
@@ -403,8 +403,8 @@ func TestInstallersCertificateStays(t *testing.T) {
 	}
 }
 
-// Who cannot be known is not kept: a serving certificate that nobody trusts is
-// replaced at once, and so is one that has expired.
+// An unverifiable certificate is not kept: a serving certificate that no machine trusts is
+// replaced immediately, and so is an expired one.
 func TestServingCertificateThatNoMachineCanVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		long := installerCA(t, "root-ca", time.Now().Add(-11*year))
@@ -729,7 +729,7 @@ func TestManagedPointerConfigsDelayTheSwitch(t *testing.T) {
 	})
 }
 
-// A pointer config that is somebody else's and does not have the new CA is waited
+// A third party's pointer config that does not have the new CA is waited
 // for until the last month; one that knows nothing of what is served now is not.
 func TestPointerConfigsOfOthersDelayTheSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -976,7 +976,7 @@ func TestRotateStepByStep(t *testing.T) {
 		r.start()
 		var early *mcscert.TooEarly
 		if _, s, err = r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !s.Leaf.Equal(first.Leaf) {
-			t.Fatalf("second step at once: %v", err)
+			t.Fatalf("immediate second step: %v", err)
 		}
 		time.Sleep(mcscert.Publish)
 		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
@@ -994,7 +994,7 @@ func TestRotateStepByStep(t *testing.T) {
 			t.Errorf("the next rotation: %s, %v", step, err)
 		}
 		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != mcscert.StepServing {
-			t.Errorf("and at once: %s, %v", step, err)
+			t.Errorf("and immediately: %s, %v", step, err)
 		}
 	})
 }

@@ -310,7 +310,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	first := s.roots("worker-user-data")
 	stopBoots := s.boots("worker-user-data")
 
-	// Nobody has decided yet: nothing is written.
+	// Nothing is decided yet, so nothing is written.
 	one, stop := replica()
 	s.eventually("it says who renews", func() bool { return one.Status().Case == mcscert.CaseOperatorToCome })
 	if _, err := s.admin.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-ca",
@@ -384,7 +384,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 		t.Errorf("what is no Ignition was changed: %v", err)
 	}
 
-	// That this test can fail: both steps at once fail a machine of before.
+	// That this test can fail: both steps together fail an older machine.
 	before := s.roots("worker-user-data")
 	for step := mcscert.StepCA; ; {
 		var err error

@@ -80,7 +80,7 @@ func TestReconcile(t *testing.T) {
 			func(s *corev1.Secret) { s.Data["userData"] = []byte("<powershell>") }), finding: "windows"},
 		"a Secret without user data": {secret: userData("empty", "", func(s *corev1.Secret) { s.Data = nil }),
 			finding: "empty"},
-		"a Secret that is marked as left alone": {secret: userData("worker-user-data", "worker",
+		"a Secret that is marked as not managed": {secret: userData("worker-user-data", "worker",
 			func(s *corev1.Secret) { s.Annotations = map[string]string{pointer.AnnotationHandsOff: "ours"} }),
 			finding: "worker-user-data"},
 	} {

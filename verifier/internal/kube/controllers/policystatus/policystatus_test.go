@@ -129,7 +129,7 @@ func TestReconcile_Policy(t *testing.T) {
 	}{
 		{what: "accepted", status: metav1.ConditionTrue, reason: "Accepted", writes: 1},
 		{what: "again", status: metav1.ConditionTrue, reason: "Accepted"},
-		{"a pool that is not there", func(p *inventory.Policy) { p.UnknownPools = []string{"wroker"} }, false,
+		{"a pool that does not exist", func(p *inventory.Policy) { p.UnknownPools = []string{"wroker"} }, false,
 			metav1.ConditionTrue, "PoolNotFound", 1, 1},
 		{"still not there", func(p *inventory.Policy) { p.UnknownPools = []string{"wroker"} }, false,
 			metav1.ConditionTrue, "PoolNotFound", 0, 0},

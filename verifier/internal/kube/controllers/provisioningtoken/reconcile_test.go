@@ -127,7 +127,7 @@ func TestAnEditIsWrittenBack(t *testing.T) {
 	}
 	revoked := map[string]string{"token": tokenB,
 		"previous-expires": time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)}
-	t.Run("at once", func(t *testing.T) { is(t, start(t), tokenA, 1) })
+	t.Run("immediately", func(t *testing.T) { is(t, start(t), tokenA, 1) })
 	t.Run("after the API was away", func(t *testing.T) {
 		c := start(t)
 		c.fails = true

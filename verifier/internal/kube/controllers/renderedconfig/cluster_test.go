@@ -172,7 +172,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	api.Wrap(calls.listen)
 	s, logged := follow(t, api)
 
-	// Nobody rendered the pool yet: we do.
+	// The pool was not rendered yet, so the verifier renders it.
 	has(t, s, false, "/etc/site", "")
 	has(t, s, true, "/etc/base", "/etc/site")
 	full := poolconfigtest.Text(t, s, "worker", false)
@@ -210,7 +210,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	status(t, c, `{"status":{"machineCount":3,"updatedMachineCount":0,"readyMachineCount":0,"unavailableMachineCount":0,"degradedMachineCount":0,"configuration":{"name":"rendered-worker-1"}}}`)
 	has(t, s, false, "/etc/of-the-operator", "/etc/site")
 	has(t, s, true, "/etc/base", "/etc/of-the-operator")
-	// The node's annotations name a config that is there.
+	// The node's annotations name an existing config.
 	has(t, s, true, "rendered-worker-1", "")
 
 	// A next one is served once a node has it.
@@ -262,7 +262,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	c.KubectlApply(t, poolconfigtest.MachineConfig("55-late", "/etc/late", "late", poolconfigtest.Needed))
 	has(t, s, true, "/etc/late", "")
 
-	// What nobody serves was not read, and nothing was written.
+	// What is not served was not read, and nothing was written.
 	calls.mu.Lock()
 	defer calls.mu.Unlock()
 	if calls.read["machineconfigs/rendered-worker-0"] > 0 || calls.read["machineconfigs/rendered-worker-1"] != 1 ||

@@ -189,7 +189,7 @@ func finds(t *testing.T, s follower, reason, text string) {
 	})
 }
 
-func mended(t *testing.T, s follower) {
+func fixed(t *testing.T, s follower) {
 	t.Helper()
 	poolconfigtest.Eventually(t, "no finding", func() error {
 		if got := s.Findings(); len(got) > 0 {
@@ -210,7 +210,7 @@ func TestFailedRead_ChangesNothing(t *testing.T) {
 	})
 	finds(t, s, poolconfig.ReasonNotRead, "MachineConfig 60-new")
 	if poolconfigtest.Text(t, s, "worker", false) != full || poolconfigtest.Text(t, s, "worker", true) != pre {
-		t.Error("a part of what is there now is served")
+		t.Error("a part of the current content is served")
 	}
 	// Meanwhile one is taken back from anyone: its metadata say so.
 	a.change(func() {
@@ -229,7 +229,7 @@ func TestFailedRead_ChangesNothing(t *testing.T) {
 	a.change(func() { a.broken = map[string]bool{} })
 	has(t, s, false, "/etc/new", "")
 	has(t, s, true, "/etc/base", "/etc/public")
-	mended(t, s)
+	fixed(t, s)
 }
 
 // One "not found" for a kind that was read is no cluster without the kind.
@@ -257,7 +257,7 @@ func TestRenderedConfigsOutliveAKindThatIsNotFoundOnce(t *testing.T) {
 				t.Error("the pre-approved part changed")
 			}
 			a.change(func() { a.absent = "" })
-			mended(t, s)
+			fixed(t, s)
 		})
 	}
 }
@@ -331,7 +331,7 @@ func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
 				fresh.set(t, "configmaps", kubeconfigData, "9")
 			})
 			has(t, s, false, "/etc/kubernetes/kubeconfig", "")
-			mended(t, s)
+			fixed(t, s)
 		})
 	}
 }

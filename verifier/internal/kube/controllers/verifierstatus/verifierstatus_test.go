@@ -131,7 +131,7 @@ func TestReconcile_WritesOnlyWhatChanged(t *testing.T) {
 		t.Errorf("%d writes, %+v, %+v", writes, degraded, available)
 	}
 
-	// Somebody else's change is undone, at the latest after the resync interval.
+	// Another client's change is undone, at the latest after the resync interval.
 	var v v1alpha1.AttestationVerifier
 	if err := r.api.Get(t.Context(), client.ObjectKey{Name: v1alpha1.VerifierName}, &v); err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestReconcile_WhatHoldsAnUpgrade(t *testing.T) {
 	r.now = r.now.Add(time.Minute)
 	r.do()
 	if r.acknowledged["a"] != "b" {
-		t.Errorf("nobody receives the annotations: %v", r.acknowledged)
+		t.Errorf("the annotations are not received: %v", r.acknowledged)
 	}
 }
 
