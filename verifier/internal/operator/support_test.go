@@ -242,7 +242,7 @@ spec:
 		"logs/verifier-0.verifier.log", "contents.txt",
 		// and what one wants to know is there
 		"12:00:00Z ready", "port-forward verifier-0 22681", "FirstBootFailed", "origins:", uid, ek, "worker-0", "PASSWORD",
-		"secret field taken out", "known secret taken out",
+		"secret field removed", "known secret removed",
 	} {
 		if !strings.Contains(whole.String(), want) {
 			t.Errorf("the bundle does not have %q", want)
