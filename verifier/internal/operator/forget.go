@@ -186,7 +186,7 @@ func (f *Folder) deleteRecord(ctx context.Context, uid string) error {
 	if err != nil {
 		return err
 	}
-	_, err = records.Forget(ctx, func(have string) bool { return have != uid })
+	_, err = records.Prune(ctx, func(have string) bool { return have != uid })
 	return errors.Join(err, records.Close())
 }
 

@@ -123,7 +123,7 @@ func (k *Keeper) Sweep(ctx context.Context) {
 
 // Forget deletes the record of a machine, and its claims, on behalf of an administrator.
 func (k *Keeper) Forget(ctx context.Context, uid string) error {
-	deleted, err := k.records.Forget(ctx, func(have string) bool { return have != uid })
+	deleted, err := k.records.Prune(ctx, func(have string) bool { return have != uid })
 	for _, uid := range deleted {
 		k.log.Warn("an administrator deleted a record", "uid", uid)
 	}
