@@ -23,8 +23,8 @@ const (
 	front = "app.kubernetes.io/name=mcs-attest-verifier"
 )
 
-// Denials are the latest ones in the audit logs of the verifiers, the newest first. The processes themselves
-// answer only to who may read their metrics; the logs are there for whoever may read logs, also after a restart.
+// Denials returns the latest denials in the audit logs of the verifiers, the newest first. An administrator needs
+// no permission of the verifiers to read them, and logs outlast a restart.
 func (c *Cluster) Denials(ctx context.Context) ([]audit.Denial, error) {
 	var recent audit.Recent
 	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{LabelSelector: front}, func(o *unstructured.Unstructured) error {

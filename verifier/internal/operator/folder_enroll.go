@@ -35,7 +35,7 @@ func (f *Folder) InForce(ctx context.Context, m *v1alpha1.MachineAttestation) (p
 	}
 }
 
-// Enrolled reports whether a machine has each EK of an enrollment already, and no other one of its own.
+// Enrolled reports whether a machine has each EK of an enrollment already. A stand-in must not have another one.
 func Enrolled(s *admin.State, m *v1alpha1.MachineAttestation) bool {
 	return slices.ContainsFunc(s.Machines, func(have admin.Machine) bool {
 		return isAbout(m, have.Name) && usesEKs(have, m)

@@ -91,7 +91,7 @@ func printUnenrolled(out io.Writer, e *env.Env, s *admin.State, all []audit.Deni
 	}
 }
 
-// denied prints what is known of a caller that no machine is.
+// denied prints a denial of a caller that is no known machine.
 func (x explained) denied(out io.Writer, d audit.Denial) {
 	code, known := reason.Parse(d.Reason)
 	title := audit.Clean(d.Reason)

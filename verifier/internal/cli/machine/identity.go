@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
-// identified is the part of "mcs-attest-agent identify" that enrolment needs.
+// identified is the part of "mcs-attest-agent identify" that an enrollment needs.
 type identified struct {
 	EKSHA256 []string `json:"ekSHA256"`
 }
