@@ -195,7 +195,7 @@ func TestWebPage_InACluster(t *testing.T) {
 		token, _, err = rs.node(keys).attest(t.Context())
 		return err == nil
 	}, func() string { return "it does not attest" })
-	shows(">Attested</span>")
+	shows(">Attested</span>", "Challenged ")
 	if code, _, err := rs.fetch(t.Context(), r.addr, "/config/worker", token); err != nil || code != http.StatusOK {
 		t.Fatal(code, err)
 	}

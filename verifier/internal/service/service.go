@@ -18,8 +18,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -276,12 +278,24 @@ func (s *Service) attest(ctx context.Context, c *call,
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }
 
+// challenged returns summaries of evidence with the time of the challenge that it answers. The web page shows with it
+// how long the machine took.
+func challenged(all []v1alpha1.EvidenceSummary, at time.Time) []v1alpha1.EvidenceSummary {
+	all = slices.Clone(all)
+	if len(all) > 0 {
+		summary := map[string]string{v1alpha1.SummaryChallenged: at.UTC().Format(time.RFC3339)}
+		maps.Copy(summary, all[0].Summary)
+		all[0].Summary = summary
+	}
+	return all
+}
+
 // grant records the verdict, then issues the token that the record names.
 func (s *Service) grant(ctx context.Context, c *call, current *view.View, p policy.Policy, challenge seal.Challenge,
 	sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
-		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
-		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
+		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement,
+		Evidence: challenged(v.Evidence, challenge.Issued), Warnings: v.Warnings, Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
 		CSRKeySHA256: v.CSRKeySHA256,
 	}
 	if p.Mode != v1alpha1.ModeAudit {
