@@ -219,8 +219,10 @@ func (p *Page) snapshot(ctx context.Context) (*snapshot, error) {
 	for _, one := range []struct {
 		id      string
 		content templ.Component
-	}{ //nolint:contextcheck // Render has the context
+	}{
+		//nolint:contextcheck // Render has the context
 		{"summary", summary(m)}, {"problems", problems(m)}, {"boots", boots(m)}, {"waiting", waitingList(m)},
+		//nolint:contextcheck // Render has the context
 		{"denials", denials(m)}, {"pools", pools(m)}, {"ends", ends(m)}, {"replicas", replicas(m)},
 	} {
 		var out strings.Builder

@@ -295,7 +295,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement,
-		Evidence: challenged(v.Evidence, challenge.Issued), Warnings: v.Warnings, Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
+		Evidence: challenged(v.Evidence, challenge.Issued), Warnings: v.Warnings,
+		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
 		CSRKeySHA256: v.CSRKeySHA256,
 	}
 	if p.Mode != v1alpha1.ModeAudit {
