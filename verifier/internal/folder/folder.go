@@ -229,7 +229,8 @@ func read(path string, state *file) (fs.FileInfo, []byte, error) {
 		return nil, nil, errors.New("not a regular file")
 	case info.Size() > manifest.MaxFile:
 		return nil, nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), manifest.MaxFile)
-	case info.Size() == state.size && info.ModTime().Equal(state.modified) && state.readAt.Sub(state.modified) > stableAfter:
+	case info.Size() == state.size && info.ModTime().Equal(state.modified) &&
+		state.readAt.Sub(state.modified) > stableAfter:
 		return nil, nil, errUnchanged
 	}
 	raw, err := os.ReadFile(path)

@@ -147,7 +147,7 @@ func TestProcess_NoRequestIsApprovedOnARecordThatIsNotRepaired(t *testing.T) {
 	}
 }
 
-// Without a section of the configuration, its controllers do not run: they would need permissions that were not granted.
+// Without a section of the configuration, its controllers do not run, because they lack permissions.
 func TestProcess_RunsNoControllerThatIsNotConfigured(t *testing.T) {
 	names := newProcess(t, "upstream: https://127.0.0.1:22625\n").names(t)
 	for _, name := range []string{

@@ -25,7 +25,7 @@ func newMetrics() metrics {
 		}),
 		limit: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_pending_limit",
-			Help: "The number of pending requests above which requests without a machine's own credential are left for a human. " +
+			Help: "The number of pending requests above which those without a machine's own credential wait for a human. " +
 				"On the replica that decides; 0 on others.",
 		}),
 		stock: prometheus.NewGauge(prometheus.GaugeOpts{
