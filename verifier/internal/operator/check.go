@@ -22,7 +22,8 @@ func CheckAgainst(s *admin.State, pools []string, m *v1alpha1.MachineAttestation
 	replace, force bool) (warnings []string, err error) {
 	for _, own := range s.Machines {
 		if isAbout(m, own.Name) && own.Record != nil && ofAnotherTPM(own.Record, m) && !replace {
-			warnings = append(warnings, fmt.Sprintf("the record of %s is of the EK %s: another TPM is denied; --replace is for a "+
+			warnings = append(warnings, fmt.Sprintf("the record of %s is of the EK %s: another TPM is denied; --replace "+
+				"is for a "+
 				"TPM that was replaced", own.Name, own.Record.Identity.EKSHA256))
 		}
 	}

@@ -19,7 +19,8 @@ func TestCluster_ShowsMachinesThatAreNotEnrolled(t *testing.T) {
 	c := cluster.Start(t)
 	c.InstallOpenShift(t)
 	c.InstallOwn(t)
-	c.KubectlApply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: mcs-attest}\n---\napiVersion: v1\nkind: ServiceAccount\n"+
+	c.KubectlApply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: mcs-attest}\n---\napiVersion: v1\nkind: "+
+		"ServiceAccount\n"+
 		"metadata: {name: default, namespace: mcs-attest}\n")
 	f := fixture{d: client(t, c), namespace: "openshift-machine-api", own: "mcs-attest"}
 	if _, err := f.machine("worker-0", ""); err != nil {
@@ -46,8 +47,10 @@ spec: {containers: [{name: verifier, image: registry.test/mcs-attest}]}
 		args []string
 		want []string
 	}{
-		{[]string{"status"}, []string{"openshift-machine-api/worker-0", "(unknown " + ek[:16] + ")", "\n  " + command + "\n"}},
-		{[]string{"explain", "b871e0c8ece82eb1"}, []string{"EKNotEnrolled: ", "2 times", "from            10.0.2.15", command}},
+		{[]string{"status"}, []string{"openshift-machine-api/worker-0", "(unknown " + ek[:16] + ")",
+			"\n  " + command + "\n"}},
+		{[]string{"explain", "b871e0c8ece82eb1"}, []string{"EKNotEnrolled: ", "2 times", "from            10.0.2.15",
+			command}},
 		{[]string{"explain", strings.ToUpper(ek)}, []string{"EKNotEnrolled: ", "b871e0c8ece82eb2", command}},
 	} {
 		out, _ := run(t, env, "kubectl-attest", tt.args...)

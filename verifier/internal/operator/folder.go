@@ -110,7 +110,9 @@ func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Writ
 	case path != "" && !w.Replace:
 		return Written{}, hint.New(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
 	case path != "":
-		out, err := f.amend(machine.Enrollment{MachineAttestation: *m}, w, func(spec *yaml.Node) { setEnrollment(spec, m.Spec) })
+		out, err := f.amend(machine.Enrollment{MachineAttestation: *m}, w, func(spec *yaml.Node) {
+			setEnrollment(spec, m.Spec)
+		})
 		if out.Done == "changed" {
 			out.Done = "replaced"
 		}

@@ -100,7 +100,8 @@ spec: {pools: [worker], evidence: [{all: [tpm2]}, {all: [provisioning-token]}], 
 		filepath.Join(dir, "w", "keys", "token.json"), "--from-file="+filepath.Join(dir, "w", "keys", "seal.json"))
 	c.Kubectl(t, "create", "configmap", "mcs-attest-config", "-n", "mcs-attest",
 		"--from-literal=mcs-attest.yaml={origins: ['https://api-int.test:22623'], kubernetes: {}}")
-	if err := os.WriteFile(filepath.Join(dir, "worker-1.yaml"), []byte("ekSHA256: ["+strings.Repeat("b", 64)+"]\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "worker-1.yaml"), []byte("ekSHA256: ["+strings.Repeat("b",
+		64)+"]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	pointer, err := os.ReadFile(filepath.Join(dir, "w", "pointers", "worker.ign"))

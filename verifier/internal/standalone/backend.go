@@ -166,7 +166,8 @@ func (b *Backend) Credentials() backend.Credentials { return nil }
 // ProtectMetrics implements backend.Backend. Any client that reaches the listener may read the metrics.
 func (b *Backend) ProtectMetrics(h http.Handler) http.Handler { return h }
 
-// ProtectPage implements backend.Backend. The page has a socket of its own, since no listener authenticates its callers.
+// ProtectPage implements backend.Backend. The page has a socket of its own, since no listener authenticates
+// its callers.
 func (b *Backend) ProtectPage(string, http.Handler) http.Handler { return nil }
 
 // UpstreamRoots implements backend.Backend.

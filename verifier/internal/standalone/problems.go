@@ -43,7 +43,8 @@ func certificateProblems(c *config.Config, now time.Time) []string {
 	const remedy = "'mcs-attest-verifier certs status' shows the next step"
 	switch {
 	case now.After(end):
-		return []string{"CertificateExpired: the serving certificate expired on " + at + ", and machines reject it; " + remedy}
+		return []string{"CertificateExpired: the serving certificate expired on " + at + ", and machines reject it; " +
+			remedy}
 	case now.Add(expiresSoon).After(end):
 		return []string{"CertificateExpiresSoon: the serving certificate expires on " + at + "; " + remedy}
 	}
@@ -110,7 +111,8 @@ func newRecords(created bool, s *folder.Snapshot) string {
 	if !created || len(s.Enrollments) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("RecordsNew: the record database was created at this start, and %d enrollments exist: every enrolled "+
+	return fmt.Sprintf("RecordsNew: the record database was created at this start, and %d enrollments exist: every "+
+		"enrolled "+
 		"machine may attest again. If records were lost, stop the verifier and restore a backup", len(s.Enrollments))
 }
 
@@ -143,7 +145,8 @@ func certificateHint(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return hint.New(err, initHint)
 	}
-	return hint.New(err, "restore tls/tls.crt and tls/tls.key; or move the folder tls/ away, run 'mcs-attest-verifier certs "+
+	return hint.New(err, "restore tls/tls.crt and tls/tls.key; or move the folder tls/ away, run "+
+		"'mcs-attest-verifier certs "+
 		"init', and give the new pointers/*.ign to every machine")
 }
 
@@ -152,6 +155,7 @@ func keyHint(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return hint.New(err, initHint)
 	}
-	return hint.New(err, "restore the file; or remove it and run 'mcs-attest-verifier init' again: tokens, challenges and "+
+	return hint.New(err, "restore the file; or remove it and run 'mcs-attest-verifier init' again: tokens, "+
+		"challenges and "+
 		"report tickets that were made with the former key are void then")
 }

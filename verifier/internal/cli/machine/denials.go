@@ -64,7 +64,8 @@ func unenrolled(s *admin.State) []audit.Denial {
 	return all
 }
 
-// enrollLine is the command that enrolls the machine of a denial; in a cluster, for its Machine. A pool that is no name is left for the
+// enrollLine is the command that enrolls the machine of a denial; in a cluster, for its Machine. A pool that
+// is no name is left for the
 // administrator to write: it came from the network.
 func enrollLine(e *env.Env, s *admin.State, d audit.Denial) string {
 	if s.Cluster != "" {

@@ -201,7 +201,8 @@ func addMachine(ctx context.Context, b env.Backend, s *admin.State, ref *v1alpha
 
 // write writes an enrollment. If it replaces another TPM, the record of that one is deleted first: it would
 // deny the new TPM for good.
-func write(ctx context.Context, b env.Backend, o enrollOptions, m *v1alpha1.MachineAttestation) (operator.Written, error) {
+func write(ctx context.Context, b env.Backend, o enrollOptions,
+	m *v1alpha1.MachineAttestation) (operator.Written, error) {
 	if o.write.Replace && o.write.DryRun == operator.DryRunNone {
 		if _, err := b.ForgetFormer(ctx, m); err != nil {
 			return operator.Written{}, fmt.Errorf("nothing is written: %w", err)

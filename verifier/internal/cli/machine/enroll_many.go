@@ -38,7 +38,8 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 			return err
 		}
 	}
-	todo := slices.DeleteFunc(slices.Clone(all), func(m *v1alpha1.MachineAttestation) bool { return operator.Enrolled(s, m) })
+	todo := slices.DeleteFunc(slices.Clone(all),
+		func(m *v1alpha1.MachineAttestation) bool { return operator.Enrolled(s, m) })
 	bar := progressBar(cmd.ErrOrStderr(), len(todo))
 	var written []*v1alpha1.MachineAttestation
 	for _, m := range todo {
@@ -122,7 +123,8 @@ func readIdentities(dir string, entries []os.DirEntry) ([]namedEK, error) {
 	var all []namedEK
 	for _, entry := range entries {
 		ext := filepath.Ext(entry.Name())
-		if entry.IsDir() || strings.HasPrefix(entry.Name(), ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, ext) {
+		if entry.IsDir() || strings.HasPrefix(entry.Name(), ".") || !slices.Contains([]string{".yaml", ".yml",
+			".json"}, ext) {
 			continue
 		}
 		path := filepath.Join(dir, entry.Name())

@@ -153,7 +153,8 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"status": table.String(), "explain": one.String(),
-		"one that waits": waits.String(), "one that is not enrolled": unknown.String(), "progress": strings.Join(newProgress(s).lines(), "\n")} {
+		"one that waits": waits.String(), "one that is not enrolled": unknown.String(),
+		"progress": strings.Join(newProgress(s).lines(), "\n")} {
 		if !strings.Contains(text, "owned") && name != "progress" {
 			t.Errorf("%s: the text is not there at all:\n%s", name, text)
 		}

@@ -103,7 +103,8 @@ func TestExplainShowsTheCredentialsAndTheCertificate(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{installed(now)}}
 	var out bytes.Buffer
-	if err := (explained{env: &env.Env{Name: "kubectl attest"}, state: s}).print(&out, "worker-0", &env.Output{}); err != nil {
+	if err := (explained{env: &env.Env{Name: "kubectl attest"}, state: s}).print(&out, "worker-0",
+		&env.Output{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{

@@ -125,7 +125,8 @@ func checkPort(origin, listen string) error {
 	if err != nil || port == "443" {
 		return nil
 	}
-	return env.Usage(hint.New(fmt.Errorf("the origin %s has no port: machines would ask port 443, and the verifier listens "+
+	return env.Usage(hint.New(fmt.Errorf("the origin %s has no port: machines would ask port 443, and the verifier "+
+		"listens "+
 		"on %s", origin, listen), "write --origin https://%s, or :443 if a load balancer forwards that port",
 		net.JoinHostPort(u.Hostname(), port)))
 }

@@ -79,7 +79,8 @@ func restore(cmd *cobra.Command, c *config.Config, file string, force bool) erro
 	}
 	cmd.Println("wrote", target)
 	if held {
-		cmd.Println("valid again: grants that were used since the backup, tokens of before it with their uses, and the right of " +
+		cmd.Println("valid again: grants that were used since the backup, tokens of before it with their uses, and " +
+			"the right of " +
 			"machines that joined since to attest")
 		cmd.Println("no machine is let in by these records until 'mcs-attest-verifier restore --acknowledge'; before that:")
 		cmd.Println("  mcs-attest-verifier token rotate --now")
