@@ -193,8 +193,8 @@ func forbidden(err error) bool {
 	return errors.As(err, &f)
 }
 
-// missingType: the API server knows no such resource, in contrast to an object
-// that is not there.
+// missingType reports whether the API server has no such resource, in contrast to an
+// object that does not exist.
 func missingType(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
@@ -303,8 +303,8 @@ func (c *Cluster) MachineNamespace(ctx context.Context, name string) (string, er
 	return in[0], nil
 }
 
-// enrolmentNamespace is where an enrolment without a namespace goes.
-func (c *Cluster) enrolmentNamespace(ctx context.Context) (string, error) {
+// enrollmentNamespace returns the namespace of an enrollment that names none.
+func (c *Cluster) enrollmentNamespace(ctx context.Context) (string, error) {
 	in, err := c.scope(ctx)
 	if err != nil {
 		return "", err
@@ -315,11 +315,11 @@ func (c *Cluster) enrolmentNamespace(ctx context.Context) (string, error) {
 	return in[0], nil
 }
 
-// page is how many objects a list answers with at once, as kubectl asks for.
+// page is the number of objects in one page of a list. kubectl uses the same.
 var page int64 = 500
 
 // each visits every object of a resource in a namespace, a page at a time. When a
-// list expires on the way it begins anew: an object may then be visited twice. A
+// list expires on the way it starts again: an object may then be visited twice. A
 // type that the cluster does not have has no objects, unless it is our own.
 func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions,
 	visit func(*unstructured.Unstructured) error) error {

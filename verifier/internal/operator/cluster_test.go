@@ -66,8 +66,8 @@ func TestListsLongerThanAPageAreWhole(t *testing.T) {
 	}
 }
 
-// The verifier makes the records of new Machines by itself; whoever comes second
-// finds the other's.
+// The verifier makes the records of new Machines by itself; the second writer
+// finds the record of the first.
 func TestManyAdministratorsAndTheVerifierAtOnce(t *testing.T) {
 	f, b := room(t, installed(t), "atonce")
 	uid, err := f.machine("worker-0", "")
@@ -88,7 +88,7 @@ func TestManyAdministratorsAndTheVerifierAtOnce(t *testing.T) {
 					err = nil
 				}
 			}
-			// A status that somebody else changed in between is the fixture's own affair.
+			// The fixture ignores a status that another writer changed in between.
 			if err != nil && !strings.Contains(err.Error(), "the object has been modified") {
 				t.Error(err)
 			}
@@ -154,7 +154,7 @@ func TestAGrantIsSeenWhereverItStands(t *testing.T) {
 		e.Namespace, e.Name = f.namespace, name
 		e.Spec.MachineRef = &v1alpha1.MachineReference{Namespace: f.namespace, Name: machine}
 		e.Spec.EKSHA256 = []string{strings.Repeat(fmt.Sprint(i+1), 64)}
-		if _, err := b.Enrol(t.Context(), e, operator.Write{}); err != nil {
+		if _, err := b.Enroll(t.Context(), e, operator.Write{}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Reattest(t.Context(), machine, time.Now().Add(time.Hour), operator.Write{}); err != nil {

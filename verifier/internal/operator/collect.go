@@ -63,7 +63,7 @@ func (f *Folder) Known(context.Context) ([]secret.Bytes, []error) {
 }
 
 // Collect gathers what explains a standalone verifier: configuration, policies,
-// Machines, enrolments, records, metrics. Keys and configs are named, not read.
+// Machines, enrollments, records, metrics. Keys and configs are named, not read.
 func (f *Folder) Collect(ctx context.Context, _ time.Duration, to Collector) error {
 	c := &collector{to: to}
 	c.file("config/mcs-attest.yaml", func() ([]byte, error) { return os.ReadFile(f.Config.Path("mcs-attest.yaml")) })

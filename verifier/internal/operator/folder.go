@@ -93,9 +93,9 @@ func (f *Folder) MachineNamespace(ctx context.Context, name string) (string, err
 	return "default", nil
 }
 
-// Enrol writes an enrolment into attestations/. With Replace it changes the one of that name where it is, and
+// Enroll writes an enrollment into attestations/. With Replace it changes the one of that name where it is, and
 // keeps what an administrator wrote there besides the TPM and the machine.
-func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Write) (Written, error) {
+func (f *Folder) Enroll(_ context.Context, m *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	if m.Namespace == "" {
 		m.Namespace = "default"
 	}
@@ -211,7 +211,7 @@ func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enro
 	e.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace,
 		Name: m.Name}
 	fresh(&e.Spec)
-	return f.Enrol(ctx, e, w)
+	return f.Enroll(ctx, e, w)
 }
 
 // machine finds a Machine of the folder and the MachineAttestations that name it.

@@ -22,8 +22,8 @@ const (
 // Keys are what signs tokens and seals challenges.
 type Keys = keys.Pair
 
-// Rotate adds a key of each kind, in use after publish. With drop the old ones go
-// at once, and everything that they made is void.
+// Rotate adds a key of each kind, in use after publish. With drop it deletes the
+// old ones immediately, and everything that they made is void.
 func Rotate(k Keys, now time.Time, publish time.Duration, drop bool) (Keys, error) {
 	if drop {
 		k, publish = Keys{}, 0

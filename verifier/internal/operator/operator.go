@@ -42,7 +42,7 @@ const (
 
 // Write says how something is written.
 type Write struct {
-	Replace bool // an enrolment of the same name
+	Replace bool // an enrollment of the same name
 	DryRun  DryRun
 }
 
@@ -83,7 +83,7 @@ func manifest(m *v1alpha1.MachineAttestation) (map[string]any, error) {
 	return fields, nil
 }
 
-// CheckEnrollment says what is wrong with an enrolment before it is written.
+// CheckEnrollment returns what is wrong with an enrollment before it is written.
 func CheckEnrollment(m *v1alpha1.MachineAttestation) error {
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
 		return hint.New(errors.New("neither a Machine nor a pool is given"),

@@ -35,8 +35,8 @@ type ProvisioningSettings struct {
 	Origins []string
 }
 
-// ChangeProvisioning makes of what is at rest what shall be; there is none if
-// exists is false. It may be called more than once.
+// ChangeProvisioning returns the new content of the stored token; exists is false if none
+// is stored. Callers may call it more than once.
 type ChangeProvisioning func(tokens provisioning.Tokens, exists bool) (provisioning.Tokens, error)
 
 // Provisioning reads the provisioning token; exists is false if there is none.

@@ -28,7 +28,7 @@ type gathered struct {
 	own      string // the verifier's namespace
 	machines map[string]machine.Machine
 	enrolled map[string]machine.Enrollment
-	objects  map[string]*v1alpha1.MachineAttestation // what the enrolments are, records included
+	objects  map[string]*v1alpha1.MachineAttestation // the enrollments' objects, records included
 	records  map[string]*v1alpha1.MachineAttestationStatus
 	glass    map[string]*v1alpha1.MachineAttestation
 	pending  map[string]store.Pending
@@ -317,7 +317,7 @@ func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
 			return nil, err
 		}
 	}
-	// Its enrolments may have any name, and the record has the UID's.
+	// Its enrollments may have any name, and the record is named by the UID.
 	for _, ns := range sorted(beside) {
 		if err := c.each(ctx, attestations, ns, metav1.ListOptions{}, g.object); err != nil {
 			return nil, err
@@ -399,7 +399,7 @@ func event(o *unstructured.Unstructured) Event {
 	return e
 }
 
-// get reads one object of ours; nil if it is not there.
+// get reads one of our objects. It returns nil if the object does not exist.
 func (c *Cluster) get(ctx context.Context, r schema.GroupVersionResource, namespace,
 	name string) (*unstructured.Unstructured, error) {
 	o, err := c.dynamic.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})

@@ -95,7 +95,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	e.Namespace, e.Name = f.namespace, "worker-0"
 	e.Spec.MachineRef, e.Spec.EKSHA256 = &v1alpha1.MachineReference{Namespace: f.namespace, Name: "worker-0"},
 		[]string{hash}
-	if _, err := b.Enrol(t.Context(), e, operator.Write{}); err != nil {
+	if _, err := b.Enroll(t.Context(), e, operator.Write{}); err != nil {
 		t.Fatal(err)
 	}
 	reg = registry(t, f)

@@ -20,7 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 )
 
-// tries bounds how often a write begins anew after a conflict.
+// tries limits how often a write starts again after a conflict.
 const tries = 5
 
 func (w Write) server() []string {
@@ -47,10 +47,10 @@ func toObject(a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error
 	return &unstructured.Unstructured{Object: fields}, nil
 }
 
-// Enrol creates an enrolment, or with Replace gives an existing one this spec.
-func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w Write) (Written, error) {
+// Enroll creates an enrollment, or with Replace gives an existing one this spec.
+func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	if a.Namespace == "" {
-		ns, err := c.enrolmentNamespace(ctx)
+		ns, err := c.enrollmentNamespace(ctx)
 		if err != nil {
 			return Written{}, err
 		}
@@ -111,8 +111,7 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 
 var errContended = errors.New("somebody else keeps changing the same object; try again")
 
-// rejected is failed for a write: a namespace that is not there, or what
-// validation says.
+// rejected is failed for a write: the namespace does not exist, or validation fails.
 func (c *Cluster) rejected(verb, namespace string, err error) error {
 	if apierrors.IsNotFound(err) && !missingType(err) {
 		return hint.New(fmt.Errorf("%s machineattestations: %w", verb, err), "is there a namespace %s? -n chooses another",
@@ -150,7 +149,7 @@ func (c *Cluster) target(ctx context.Context, name string) (*machine.Machine, []
 
 // Quarantine stops a machine, or lets it go on. It stands on the Machine's
 // record, or on the object that stands in for the Machine; what an administrator
-// wrote into other enrolments of it is lifted, too.
+// wrote into its other enrollments is lifted, too.
 func (c *Cluster) Quarantine(ctx context.Context, name string, stop bool, w Write) ([]Written, error) {
 	m, own, err := c.target(ctx, name)
 	if err != nil {
@@ -231,7 +230,7 @@ func (c *Cluster) say(ctx context.Context, m *machine.Machine, w Write, spec map
 }
 
 // makeRecord makes the record that the verifier would make: named by the Machine's
-// UID, so that there can be one alone, and deleted with the Machine.
+// UID, so that there can be only one, and deleted with the Machine.
 func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, spec map[string]any) (Written, error) {
 	a := &v1alpha1.MachineAttestation{}
 	a.Namespace, a.Name = m.Namespace, m.UID
@@ -259,8 +258,8 @@ func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, s
 	return written("created", made)
 }
 
-// patch changes fields of a spec and nothing else, so that it conflicts with no
-// other writer. With a UID it is that very object or none.
+// patch changes only fields of a spec, so that it conflicts with no other writer. With a
+// UID it changes only the object that has it.
 func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.UID, w Write,
 	spec map[string]any) (Written, error) {
 	body := map[string]any{"spec": spec}

@@ -14,8 +14,8 @@ import (
 // completeTimeout bounds what a person who presses Tab waits for.
 const completeTimeout = 3 * time.Second
 
-// MachineNames completes the name of a machine; with its namespace where the name
-// alone would be ambiguous, or where that is how it was begun.
+// MachineNames completes the name of a machine. It adds the namespace where the name is
+// ambiguous, or where the user began with a namespace.
 func (e *Env) MachineNames(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	return e.complete(cmd, args, prefix, func(s *admin.State) []string {
 		count := map[string]int{}

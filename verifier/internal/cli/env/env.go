@@ -138,7 +138,7 @@ type Backend interface {
 	Waiting(ctx context.Context, id string) (store.Pending, error)
 	// MachineNamespace is where a Machine named without a namespace is, or will be.
 	MachineNamespace(ctx context.Context, name string) (string, error)
-	Enrol(context.Context, *v1alpha1.MachineAttestation, operator.Write) (operator.Written, error)
+	Enroll(context.Context, *v1alpha1.MachineAttestation, operator.Write) (operator.Written, error)
 	// Quarantine stops a machine or releases it. Reattest grants one more attestation, or revokes the
 	// grant if the time is zero.
 	Quarantine(ctx context.Context, name string, stop bool, w operator.Write) ([]operator.Written, error)

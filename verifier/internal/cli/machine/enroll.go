@@ -208,7 +208,7 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 			return operator.Written{}, fmt.Errorf("nothing is written: %w", err)
 		}
 	}
-	return b.Enrol(ctx, m, o.write.Write)
+	return b.Enroll(ctx, m, o.write.Write)
 }
 
 // finish waits until enrollments are in force. The former TPM may have attested once more meanwhile.

@@ -25,13 +25,13 @@ type progress struct {
 	Phases   map[string]int `json:"phases"`
 	// Provisioned have fetched their config or joined.
 	Provisioned int `json:"provisioned"`
-	// What needs somebody.
+	// What needs an administrator.
 	Pending     int `json:"pendingApproval"`
 	Failed      int `json:"failed"`
 	Conflicts   int `json:"conflicts"`
 	Quarantined int `json:"quarantined"`
-	// Attention are the machines that need somebody, Latest the others; what
-	// happened last comes first. Each is at most a dozen.
+	// Attention are the machines that need an administrator, and Latest the others. What
+	// happened last comes first. Each has at most twelve entries.
 	Attention []progressLine `json:"attention"`
 	Latest    []progressLine `json:"latest"`
 	Verifier  []string       `json:"verifier,omitempty"`
@@ -97,7 +97,7 @@ func newProgress(s *admin.State) *progress {
 	return p
 }
 
-// needs counts what needs somebody.
+// needs reports whether a machine needs an administrator, and counts it.
 func (p *progress) needs(m admin.Machine) bool {
 	needs := false
 	for _, c := range []struct {
@@ -190,8 +190,8 @@ func end(s string, width int) string {
 	return fmt.Sprintf("%-*s", width, s)
 }
 
-// follow shows the progress again and again until somebody has seen enough. A look
-// that fails is told and tried again, but for the first.
+// follow prints the progress repeatedly until the user interrupts it. It reports a failed
+// read and tries again, except for the first.
 func follow(cmd *cobra.Command, b env.Backend, table bool, interval time.Duration) error {
 	if interval < 100*time.Millisecond {
 		return env.Usagef("interval %v: at least 100ms", interval)

@@ -205,9 +205,9 @@ type milestones [3]string
 
 var nothingReached = milestones{"-", "-", "-"}
 
-// reached is how far m is in the boot that began with its last attestation: what
-// happened before that is of a node that is installed anew. That it joined without
-// a time is "yes".
+// reached returns how far m is in the boot that began with its last attestation. What
+// happened before belongs to an earlier installation of the node. If it joined without
+// a time, the result is "yes".
 func reached(m admin.Machine, now time.Time, whole bool) milestones {
 	out := nothingReached
 	if m.NodeRef != "" {

@@ -80,7 +80,7 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 			}
 		})
 	}
-	// As OpenShift names them, a machine that needs nobody fits 80 columns.
+	// As OpenShift names them, a machine that needs no administrator fits 80 columns.
 	m := installed(now)
 	m.Name = "openshift-machine-api/worker-0"
 	var table, wide bytes.Buffer

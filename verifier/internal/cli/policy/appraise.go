@@ -105,7 +105,7 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = known.Close() }() // nobody was asked
+	defer func() { _ = known.Close() }() // no cloud was asked
 	return appraisal.Appraise(ctx, saved.Answers.Replaying(appraisal.Context{
 		Clouds: known.Verifiers,
 		// Also one whose grace is over by now: the evidence is of an earlier day.

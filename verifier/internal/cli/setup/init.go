@@ -131,7 +131,7 @@ func checkPort(origin, listen string) error {
 		net.JoinHostPort(u.Hostname(), port)))
 }
 
-// folderWriter writes what is not there yet and tells of each file.
+// folderWriter writes the files that do not exist yet, and reports each file.
 type folderWriter struct {
 	dir string
 	out io.Writer
