@@ -124,7 +124,7 @@ func TestLayersInsideTheVerifier(t *testing.T) {
 			}
 		}
 	}
-	// Siblings share through their parent's other packages, so that one can be read, changed and deleted alone.
+	// Siblings share through their parent's other packages, so that each can be read, changed and deleted by itself.
 	for _, family := range []struct {
 		parent string
 		shared []string // what each of them may import

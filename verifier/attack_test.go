@@ -38,7 +38,7 @@ func attested(t *testing.T) (*verifier, *node, *mcsattestv1.AttestResponse) {
 	t.Helper()
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal("honest:", err)
@@ -58,7 +58,7 @@ func (v *verifier) wantFetch(what, path, bearer string, want int) {
 func TestAttack_T16_RequestsThatAreTooLarge(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if _, err := n.attest(); err != nil {
 		t.Fatal("honest:", err)
 	}
@@ -107,7 +107,7 @@ func TestAttack_T16_RequestsThatAreTooLarge(t *testing.T) {
 func TestAttack_T44_KeysRotatedInMidConversation(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if err := n.ask(); err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func TestAttack_T47_UpstreamsThatWouldProvisionNothing(t *testing.T) {
 		}
 	})
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -382,7 +382,7 @@ func TestAttack_T49_AnonymousCallersMakeTheVerifierWriteNothing(t *testing.T) {
 	if lines := strings.Count(v.log.everything(), `"log":"audit"`); float64(lines) > bound {
 		t.Errorf("%d audit lines for 2300 knocks, more than %.0f", lines, bound)
 	}
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if _, err := n.again(); err != nil {
 		t.Error("honest, afterwards:", err)
 	}
@@ -410,7 +410,7 @@ func TestAttack_T51_IdleConnectionsAndFloodsDoNotBlockOthers(t *testing.T) {
 		}
 	}()
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal("another source is shut out by idle connections:", err)

@@ -23,7 +23,7 @@ const later = 10 * time.Second
 func TestAnEnrolledMachineAttestsFetchesAndIsRecorded(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestAnEnrolledMachineAttestsFetchesAndIsRecorded(t *testing.T) {
 func TestAttack_T13_EvidenceLeftOut(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if _, err := n.attest(); err != nil {
 		t.Fatal("honest:", err)
 	}
@@ -78,8 +78,8 @@ func TestAttack_T21_KeysSwappedBetweenChallengeAndAttest(t *testing.T) {
 	v := newVerifier(t)
 	a, b := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
 	nodeA, nodeB := newNode(t, v, a), newNode(t, v, b)
-	v.enrol("a", "worker", nodeA.id.EKSPKI)
-	v.enrol("b", "worker", nodeB.id.EKSPKI)
+	v.enroll("a", "worker", nodeA.id.EKSPKI)
+	v.enroll("b", "worker", nodeB.id.EKSPKI)
 	if _, err := nodeA.attest(); err != nil {
 		t.Fatal("honest:", err)
 	}
@@ -115,7 +115,7 @@ func TestAttack_T21_KeysSwappedBetweenChallengeAndAttest(t *testing.T) {
 func TestAttack_T24_T25_GenuineQuoteRelayedOrReplayed(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if err := n.ask(); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestAttack_T24_T25_GenuineQuoteRelayedOrReplayed(t *testing.T) {
 func TestAttack_T44_ChallengeUsedTwiceAlteredOrForAnotherPool(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if err := n.ask(); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestAttack_T40_NoMachineForAGenuineTPM(t *testing.T) {
 func TestAttack_T42_SecondIdentityAndSecondMachine(t *testing.T) {
 	v := newVerifier(t)
 	first, second := newNode(t, v, swtpmtest.Start(t, "sha256")), newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", first.id.EKSPKI, second.id.EKSPKI)
+	v.enroll("m1", "worker", first.id.EKSPKI, second.id.EKSPKI)
 	if _, err := first.attest(); err != nil {
 		t.Fatal("honest:", err)
 	}
@@ -287,7 +287,7 @@ func TestAttack_T42_SecondIdentityAndSecondMachine(t *testing.T) {
 	}
 	// The same EK for a second Machine.
 	v.advance(later)
-	v.enrol("m2", "worker", first.id.EKSPKI)
+	v.enroll("m2", "worker", first.id.EKSPKI)
 	if _, err := first.again(); err == nil {
 		t.Fatal("one EK was accepted although two Machines name it")
 	} else if !denialOf(t, err).GetTemporary() {
@@ -309,7 +309,7 @@ func TestAttack_T43_ConcurrentAttestationsWithTwoIdentities(t *testing.T) {
 	for _, tpm := range tpms {
 		honest = append(honest, newNode(t, v, tpm))
 	}
-	v.enrol("m1", "worker", honest[0].id.EKSPKI, honest[1].id.EKSPKI)
+	v.enroll("m1", "worker", honest[0].id.EKSPKI, honest[1].id.EKSPKI)
 	// Evidence is prepared one after another, because each TPM is used serially, and sent together.
 	type shot struct {
 		n   *node
@@ -353,7 +353,7 @@ func TestAttack_T32_AttestingAfterTheCap(t *testing.T) {
 	v := newVerifier(t)
 	tpm := swtpmtest.Start(t, "sha256")
 	n := newNode(t, v, tpm)
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if _, err := n.attest(); err != nil {
 		t.Fatal("honest:", err)
 	}
@@ -397,7 +397,7 @@ func TestAGenuineTPMWaitsForApprovalAndGetsIn(t *testing.T) {
 		pending[0].Certificate["manufacturer"] == "" {
 		t.Fatalf("pending: %+v", pending)
 	}
-	v.enrol("approved", "worker", n.id.EKSPKI)
+	v.enroll("approved", "worker", n.id.EKSPKI)
 	if res, err := n.again(); err != nil || res.GetMachine() != "default/approved" {
 		t.Fatal("after the approval:", err)
 	}
@@ -409,7 +409,7 @@ func TestAGenuineTPMWaitsForApprovalAndGetsIn(t *testing.T) {
 func TestQuarantineStopsAttestationAndRedemption(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal("honest:", err)
@@ -423,7 +423,7 @@ func TestQuarantineStopsAttestationAndRedemption(t *testing.T) {
 		t.Errorf("a quarantined machine: %v", err)
 	}
 	v.wantReason("Quarantined")
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	if _, err := n.again(); err != nil {
 		t.Error("after the quarantine was lifted:", err)
 	}
@@ -481,7 +481,7 @@ func TestAJoinedMachineNeedsAGrantToAttestAgain(t *testing.T) {
 func TestAuditModeIssuesNoTokenAndOffRequiresNothing(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	v.policy("  mode: Audit\n")
 	res, err := n.attest()
 	if err != nil || res.GetToken() != "" || res.GetMachine() != "default/m1" {
@@ -511,7 +511,7 @@ func TestAuditModeIssuesNoTokenAndOffRequiresNothing(t *testing.T) {
 func TestTheClaimsOfATokenAreThoseOfTheMachine(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -561,7 +561,7 @@ func TestUnattestedMachinesReceiveOnlyThePreApprovedConfig(t *testing.T) {
 		t.Errorf("an invalid token fell back to anonymous: %d %q", code, body)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)

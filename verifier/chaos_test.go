@@ -41,8 +41,8 @@ var outage = soak.Or(20*time.Second, time.Minute)
 //   - etcd is restored from a snapshot that was taken before a quarantine: the
 //     quarantined machine stays out.
 //
-// In the end all are in, each under its own identity and no other, and every
-// record is whole.
+// In the end all are in, each under only its own identity, and every record
+// is whole.
 func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 3)

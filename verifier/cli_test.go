@@ -34,7 +34,7 @@ func TestCommands(t *testing.T) {
 			"attested": func(ts *testscript.TestScript, _ bool, args []string) {
 				v := newVerifier(t)
 				n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-				v.enrol("m1", "worker", n.id.EKSPKI)
+				v.enroll("m1", "worker", n.id.EKSPKI)
 				_, err := n.attest()
 				ts.Check(err)
 				v.stop()

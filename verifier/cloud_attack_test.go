@@ -39,7 +39,7 @@ func (s *site) denied(n *node, want string) *mcsattestv1.Denial {
 	return denialOf(s.t, err)
 }
 
-// copyOf is a neighbour of a machine, who has a copy of its document of one kind
+// copyOf is a neighbor of a machine. It has a copy of its document of one kind
 // and everything else of its own.
 func (s *site) copyOf(n *node, k evidence.Kind, victim string) *node {
 	honest := n.gather
@@ -53,7 +53,7 @@ func (s *site) copyOf(n *node, k evidence.Kind, victim string) *node {
 }
 
 // An instance with a virtual TPM proves both, and the provider says that they are
-// one: EC2 and Compute Engine by the EK, Azure's TPM by an enrolment.
+// one: EC2 and Compute Engine by the EK, Azure's TPM by an enrollment.
 func TestCloudIdentityWithTheInstancesTPM(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256")
 	for _, cloud := range cloudNames {
@@ -106,8 +106,8 @@ func TestAttack_T05_APodOnANodeThatJoined(t *testing.T) {
 			s.admitted(s.node("worker-0", id, nil))
 			s.machine("worker-0", id, "spec: {", "status: {nodeRef: {name: worker-0}}\nspec: {")
 			calls := s.calls()
-			// Azure's document has no name in it: on the mere word of the caller nobody
-			// learns what the Machine is.
+			// Azure's document has no name in it: a caller that only names a Machine
+			// does not learn anything about it.
 			want := map[string]string{"aws": "MachineJoined", "gcp": "MachineJoined", "azure": "MachineNotFound"}[cloud]
 			s.denied(s.node("worker-0", id, nil), want)
 			if s.calls() != calls {
@@ -266,7 +266,7 @@ func TestUnavailableCloud_IsATemporaryDenial(t *testing.T) {
 				t.Error("final")
 			}
 			s.up()
-			s.advance(2 * time.Second) // a no is kept for a moment
+			s.advance(2 * time.Second) // a denial is kept for a moment
 			s.admitted(n)
 		})
 	}
@@ -390,7 +390,7 @@ func TestUserProvisionedAWSIsLikeBareMetal(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256")
 	v := newVerifier(t)
 	n := newNode(t, v, tpm)
-	v.enrol("worker-0", "worker", n.id.EKSPKI)
+	v.enroll("worker-0", "worker", n.id.EKSPKI)
 	if _, err := n.attest(); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 )
 
-// A neighbour with a copy of a waiting machine's document has STS asked about its
+// A neighbor with a copy of a waiting machine's document has STS asked about its
 // own signature again and again, as fast as it may ask us.
 func TestAttack_T51_AFloodOfOneSourceLeavesTheCloudToOthers(t *testing.T) {
 	s := newSite(t, "aws")

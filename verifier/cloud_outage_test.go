@@ -98,7 +98,7 @@ func TestAttack_T05_AForeignCertifiedTPMBesideACopiedDocument(t *testing.T) {
 	s.admitted(s.node("victim", victim, victims))
 }
 
-// First use is no way around a provider that is away, either.
+// First use is no way around a provider that is unavailable.
 func TestAttack_T42_FirstUseWhileTheProviderIsUnavailable(t *testing.T) {
 	own, victims := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
 	s := newSite(t, "gcp")
@@ -173,7 +173,7 @@ func TestTwoFirstBootsAndAnOutageBetween(t *testing.T) {
 	s.admitted(n)
 }
 
-// An enrolment is enough where nothing but the machine's own word names an instance,
+// An enrollment is enough where only the machine itself names an instance,
 // whatever a cloud says of its TPM.
 func TestAnEnrolledTPMOfAnInstanceWithoutOne(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256")

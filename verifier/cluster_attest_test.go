@@ -689,7 +689,7 @@ func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
 	rs.cluster.Kubectl(t, "-n", "openshift-config", "patch", "secret", "machineconfig-auth", "--type=merge", "-p", `{"stringData":{"token":"`+second+`"}}`)
 	everywhere(second, 200)
 	everywhere(first, 200)
-	// One that starts later honours the same grace.
+	// A replica that starts later has the same grace.
 	all = append(all, rs.serve(0))
 	everywhere(first, 200)
 	rs.cluster.Kubectl(t, "-n", "openshift-config", "delete", "secret", "machineconfig-auth")

@@ -32,7 +32,7 @@ import (
 )
 
 // BenchmarkAppraisalByMachines is one whole attestation, network and disk aside,
-// in a cluster of so many Machines. The cost shall not depend on their number.
+// in a cluster of so many Machines. The cost must not depend on their number.
 func BenchmarkAppraisalByMachines(b *testing.B) {
 	c := converse(b, attester.ECCP384, testdata.Rhel8EventLog)
 	var base float64

@@ -146,7 +146,7 @@ func TestAnonymousFetch_ReceivesOnlyThePreApprovedPart(t *testing.T) {
 	}
 
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -245,7 +245,7 @@ spec:
 		t.Errorf("status says: %s", said)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
 	}
 	v.wantReason("ConfigUnavailable")
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -289,7 +289,7 @@ func TestADowngradeLeavesTheMachineConfigsAndServesThemAsBefore(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	before := treeHash(t, filepath.Join(v.dir, "machineconfigs"))
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func softMachine(t testing.TB, v *verifier, name string) *loadNode {
 		t.Fatal(err)
 	}
 	_, _, spki, _ := keys.public()
-	v.enrol(name, "worker", spki)
+	v.enroll(name, "worker", spki)
 	return &loadNode{addr: v.addr, origin: testOrigin, roots: v.roots, pool: "worker", keys: keys}
 }
 
@@ -303,7 +303,7 @@ func TestAttack_T61_AConnectionWithoutAChallengeIsNotIdleForLong(t *testing.T) {
 	t.Parallel()
 	v := newVerifier(t, ordinary(t, ""))
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	conn, err := tls.Dial("tcp", v.addr, &tls.Config{RootCAs: v.roots, ServerName: "mcs.test"})
 	if err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ func TestUnmountedFolder_DeletesNoRecord(t *testing.T) {
 	}
 	v.advance(11 * time.Minute)
 	v.standalone().Keeper.Sweep(t.Context())
-	v.enrol("m1", "worker", [32]byte{0xab, 0xcd})
+	v.enroll("m1", "worker", [32]byte{0xab, 0xcd})
 	if rec := v.machine("m1").Record; rec != nil {
 		t.Errorf("the record of a deleted machine stays: %+v", rec)
 	}

@@ -179,8 +179,8 @@ func (v *verifier) remove(name string) error {
 	return err
 }
 
-// enrol makes a stand-in Machine for an EK.
-func (v *verifier) enrol(name, pool string, eks ...[32]byte) {
+// enroll creates a stand-in Machine for an EK.
+func (v *verifier) enroll(name, pool string, eks ...[32]byte) {
 	v.t.Helper()
 	v.change("attestations/"+name+".yaml", enrolment(name, "  pool: "+pool+"\n", eks...))
 }

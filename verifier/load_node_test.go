@@ -24,7 +24,7 @@ func TestLoadNodesAttest(t *testing.T) {
 			t.Errorf("%s: accepted before it was enrolled", name)
 		}
 		_, _, spki, _ := keys.public()
-		v.enrol(name, "worker", spki)
+		v.enroll(name, "worker", spki)
 		token, _, err := n.attest(t.Context())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

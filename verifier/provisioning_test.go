@@ -175,7 +175,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 	v.share("token: short\n")
 	v.wantShared("the last good state", sharedA, http.StatusOK)
 	v.wantShared("is enforced", "", http.StatusUnauthorized)
-	// The folder of keys is away: that is not the absence of a token.
+	// The folder of keys is unavailable: that is not the absence of a token.
 	keys := filepath.Join(v.dir, "keys")
 	if err := os.Rename(keys, keys+".away"); err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func (n *node) share(token string) {
 func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 	v := newShared(t, sharedWith, sharedA)
 	n := sharedNode(t, v, sharedA)
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal(err)
@@ -316,7 +316,7 @@ func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 func TestAttack_T24_ProvisioningTokenOfAnotherConversation(t *testing.T) {
 	v := newShared(t, sharedWith, sharedA)
 	n := sharedNode(t, v, sharedA)
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	var first []byte
 	honest := n.changeAttest
 	n.changeAttest = func(r *mcsattestv1.AttestRequest) { honest(r); first = r.GetProvisioningToken() }
@@ -369,7 +369,7 @@ func (n *node) attestWithToken(token string) (*mcsattestv1.AttestResponse, error
 func TestProvisioningTokenWithoutEvidenceNamesNoMachine(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	res, err := n.attestWithToken(sharedA)
 	if err != nil {
 		t.Fatal(err)
@@ -405,7 +405,7 @@ func TestAttestWithoutAProvisioningTokenToCompareWith(t *testing.T) {
 	}
 	// There is none, and it was to be shown beside a TPM: not the machine's fault.
 	v.policy(sharedWith)
-	v.enrol("m1", "worker", n.id.EKSPKI)
+	v.enroll("m1", "worker", n.id.EKSPKI)
 	n.connect()
 	n.share(sharedA)
 	if _, err := n.attest(); err == nil || !denialOf(t, err).GetTemporary() {

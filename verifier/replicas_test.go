@@ -194,7 +194,7 @@ const (
 )
 
 // accounts makes kubeconfigs of the service accounts that deploy/overlays/openshift makes,
-// with the roles that it gives and no more.
+// with only the roles that it gives.
 func (rs *replicas) accounts() {
 	rs.t.Helper()
 	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join(rs.source, "deploy", "overlays", "openshift"))

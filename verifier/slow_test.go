@@ -104,8 +104,8 @@ type fetched struct {
 }
 
 // fetchAll has each token fetched as Ignition does: an attempt has patience, a 5xx or
-// no answer leads to the next one, a 4xx is final. Forty machines fetch at a time: all
-// at once, a busy computer would exceed the patience.
+// no answer leads to the next one, a 4xx is final. Forty machines fetch at a time: with
+// all of them, a busy computer would exceed the patience.
 func fetchAll(rs *replicas, addrs, tokens []string, patience, pause time.Duration) []fetched {
 	all := make([]fetched, len(tokens))
 	var wg sync.WaitGroup

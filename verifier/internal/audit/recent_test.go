@@ -11,7 +11,8 @@ import (
 )
 
 func denied(source, ek, id string) audit.Decision {
-	return audit.Decision{Event: "attest", Outcome: "denied", Denial: reason.From(reason.Deny(reason.EKNotEnrolled, "EK %s", ek)),
+	return audit.Decision{Event: "attest", Outcome: "denied",
+		Denial:        reason.From(reason.Deny(reason.EKNotEnrolled, "EK %s", ek)),
 		CorrelationID: id, Source: source, Pool: "worker", EKSHA256: ek, Answered: true}
 }
 

@@ -139,11 +139,11 @@ func published(s *corev1.Secret) (*credential.Credential, error) {
 	id, err := idOf(raw)
 	switch {
 	case s.Type != SecretType:
-		return nil, fmt.Errorf("Secret %s/%s has the type %s", s.Namespace, s.Name, s.Type)
+		return nil, fmt.Errorf("published credential: Secret %s/%s has the type %s", s.Namespace, s.Name, s.Type)
 	case err != nil:
-		return nil, fmt.Errorf("Secret %s/%s: %w", s.Namespace, s.Name, err)
+		return nil, fmt.Errorf("published credential: Secret %s/%s: %w", s.Namespace, s.Name, err)
 	case id != s.Annotations[AnnotationCredential]:
-		return nil, fmt.Errorf("Secret %s/%s does not have the credential that it names", s.Namespace, s.Name)
+		return nil, fmt.Errorf("published credential: Secret %s/%s does not have the credential that it names", s.Namespace, s.Name)
 	}
 	return &credential.Credential{ID: id, Token: secret.New([]byte(raw))}, nil
 }

@@ -200,7 +200,7 @@ func (s *site) request(own *pkgcredential.Credential, node string) (*certificate
 	}
 }
 
-// refused waits until the API server's authentication has heard of a revocation.
+// refused waits until the API server's authentication has seen a revocation.
 func (s *site) refused(own *pkgcredential.Credential) {
 	s.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {

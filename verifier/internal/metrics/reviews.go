@@ -71,7 +71,7 @@ func (r *Reviews) Protect(h http.Handler) http.Handler {
 	return r.protect(h, func(req *http.Request) string { return req.URL.Path }, `Bearer realm="metrics"`, bearer)
 }
 
-// ProtectPage is Protect for the web page at path and what is below it: whoever may get path may get all of it. A
+// ProtectPage is Protect for the web page at path and below. A caller that may get path may get all of it. A
 // browser asks for a name and a password. Any name will do, and the password is the token.
 func (r *Reviews) ProtectPage(path string, h http.Handler) http.Handler {
 	return r.protect(h, func(*http.Request) string { return path }, `Basic realm="mcs-attest", charset="UTF-8"`,

@@ -26,8 +26,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
-// MaxGrant is how far ahead a grant to attest again may end (DESIGN, section 19,
-// rule 11).
+// MaxGrant is how far ahead a grant to attest again may end (rule 11 of
+// docs/security-rules.md).
 const MaxGrant = 24 * time.Hour
 
 // DryRun says how far a write goes.

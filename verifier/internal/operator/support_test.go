@@ -252,7 +252,7 @@ spec:
 		t.Error("a Secret is in the bundle")
 	}
 
-	// Somebody who may not read the Secrets has a bundle all the same, and is told.
+	// An administrator who may not read the Secrets receives a bundle that says so.
 	c.KubectlApply(t, `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole

@@ -19,7 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// registry is what the verifier knows of Machines and enrolments, read anew.
+// registry returns the verifier's Machines and enrollments, read again.
 func registry(t *testing.T, f fixture) *machine.Registry {
 	t.Helper()
 	r := machine.NewRegistry(nil)
@@ -50,7 +50,7 @@ func registry(t *testing.T, f fixture) *machine.Registry {
 	return r
 }
 
-// The commands and the verifier speak through objects alone; here each reads what
+// The commands and the verifier communicate only through objects. Here each reads what
 // the other wrote.
 func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	f, b := room(t, installed(t), "both")
@@ -74,7 +74,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A machine waits; status and explain show it; approval enrols its TPM.
+	// A machine waits; status and explain show it; approval enrolls its TPM.
 	if err := records.AddPending(t.Context(), time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker",
 		Source: "192.0.2.7", Claims: "{}"}); err != nil && reason.From(err).Code != reason.PendingApproval {
 		t.Fatal(err)

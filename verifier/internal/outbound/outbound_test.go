@@ -234,7 +234,7 @@ func TestAllCalls_HaveABudget(t *testing.T) {
 			t.Errorf("%d refused", refused)
 		}
 		p.called(t, 10)
-		// What is known costs nothing, and a refusal is not kept.
+		// A cached answer costs nothing, and a refusal is not cached.
 		if n, err := get(t, c, p, "3", time.Minute); n != 4 || err != nil {
 			t.Error(n, err)
 		}
@@ -304,7 +304,7 @@ func TestAttack_T51_ASourceThatFloodsUsesOnlyItsOwnShare(t *testing.T) {
 		if _, err := get(t, c, p, "own", 0); err != nil {
 			t.Error(err)
 		}
-		// What is known costs a source nothing; a refusal of its own is not kept, and
+		// A cached answer costs a source nothing. A refusal of its own is not cached, and
 		// affects no other caller.
 		if err := from(flood, "honest"); err != nil {
 			t.Error(err)

@@ -273,7 +273,8 @@ func (s *Service) attest(ctx context.Context, c *call,
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
 	if err := current.Outdated(verdict.Machine); err != nil {
-		return nil, reason.Wrap(reason.StoreUnavailable, err, "the cached state of Machine %s is out of date", verdict.Machine)
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "the cached state of Machine %s is out of date",
+			verdict.Machine)
 	}
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }

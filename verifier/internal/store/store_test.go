@@ -286,7 +286,8 @@ func TestWithoutTheDatabase_EveryDenialIsTemporary(t *testing.T) {
 	_, holderErr := s.Holder(t.Context(), "ek1")
 	_, waitingErr := s.ListPending(t.Context(), start)
 	for call, err := range map[string]error{
-		"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr, "AddPending": s.AddPending(t.Context(), start, waiting(1)),
+		"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr,
+		"AddPending":    s.AddPending(t.Context(), start, waiting(1)),
 		"DeletePending": s.DeletePending(t.Context(), "ek1"),
 		"Update":        s.Update(t.Context(), "uid1", become("uid1", "a")),
 		"Attest":        s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),

@@ -153,7 +153,8 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	for s, n := range t.Count() {
 		if n == 0 && own[s] && s != GoogleKeys {
 			problems = append(problems, manifest.Problem{File: string(s), What: "no anchor is in force: a file was never " +
-				"readable, and evidence that needs an anchor is denied", Want: "fix the file, or remove it to trust the built-in anchors"})
+				"readable, and evidence that needs an anchor is denied",
+				Want: "fix the file, or remove it to trust the built-in anchors"})
 		}
 	}
 	keys, err := gcpidentity.JoinKeys(google...)

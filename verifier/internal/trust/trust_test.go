@@ -125,7 +125,7 @@ func TestCertificateOfARegion_IsReplacedWithoutTheOthers(t *testing.T) {
 
 // A file that was never readable may be the one that distrusts an authority.
 func TestAttack_T15_ABrokenFileDoesNotBringDistrustedAnchorsBack(t *testing.T) {
-	// A damaged file about one region takes that one away, and no other.
+	// A damaged file about one region removes only that region.
 	f, _ := trust.Parse(trust.AWSCertificates, "own", []byte("# region: eu-central-1\n-----BEGIN CERTIFICATE-----\nAAAA"))
 	all, problems := trust.New(f)
 	if _, ok := all.AWS.Region("eu-central-1"); ok {

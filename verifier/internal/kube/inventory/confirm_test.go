@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// A final no is confirmed by a live read, and that read changes nothing of what was
-// watched: a Machine that is gone from there stays gone.
+// A live read confirms a permanent denial. That read does not change what was watched: a
+// deleted Machine stays deleted.
 func TestConfirmation(t *testing.T) {
 	object := func(node string) *unstructured.Unstructured {
 		o := map[string]any{

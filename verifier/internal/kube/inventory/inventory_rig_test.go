@@ -327,7 +327,7 @@ func (p *process) addControllers(m manager.Manager, o verifier.Options) error {
 	)
 }
 
-// until waits for what shall become true; each try says why not yet.
+// until waits for a condition. check returns why it is not true yet.
 func until(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)

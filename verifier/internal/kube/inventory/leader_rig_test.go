@@ -207,7 +207,9 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 	t.Run("joining is latched", func(t *testing.T) {
 		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n1"},
 			"spec": map[string]any{"providerID": "aws:///a/i-1"}})
-		until(t, "latched", func() error { return errorIf(record(uid).Phase != v1alpha1.PhaseJoined, "%v", record(uid).Phase) })
+		until(t, "latched", func() error {
+			return errorIf(record(uid).Phase != v1alpha1.PhaseJoined, "%v", record(uid).Phase)
+		})
 		w.delete(nodes, "", "n1")
 		time.Sleep(time.Second)
 		if got := record(uid).Phase; got != v1alpha1.PhaseJoined {
@@ -246,7 +248,8 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		until(t, "all of it is gone", func() error {
 			a, err1 := w.there(attestations, machineNamespace, uid)
 			b, err2 := w.there(attestations, machineNamespace, two.UID)
-			return errorIf(a != nil || b != nil || err1 != nil || err2 != nil || len(w.list(claims, "")) != 0, "%v, %v, %d claims",
+			return errorIf(a != nil || b != nil || err1 != nil || err2 != nil || len(w.list(claims, "")) != 0,
+				"%v, %v, %d claims",
 				a, b, len(w.list(claims, "")))
 		})
 	})
@@ -282,8 +285,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 	})
 }
 
-// An object that cannot be used keeps the quarantine of the Machine that it names, where
-// it says so, and no other.
+// An object that cannot be used keeps only the quarantine of the Machine that it names.
 func TestUnreadableObject_DelaysNoOtherRelease(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
@@ -356,7 +358,9 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		return errorIf(shown("worker-user-data") != one || shown("master-user-data") != one, "not yet")
 	})
 	w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": two})
-	until(t, "A12: an administrator's new one", func() error { return errorIf(shown("worker-user-data") != two, "not yet") })
+	until(t, "A12: an administrator's new one", func() error {
+		return errorIf(shown("worker-user-data") != two, "not yet")
+	})
 	until(t, "A9: the old one is kept for its grace, for replicas that start later", func() error {
 		o := w.get(secrets, "openshift-config", "machineconfig-auth")
 		data, _, _ := unstructured.NestedStringMap(o.Object, "data")

@@ -82,7 +82,9 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 		machines, _ := p.Counts()
 		return errorIf(machines != arriving, "%d", machines)
 	})
-	until(t, "the budget is used up", func() error { return errorIf(w.recorded(uids) != 1, "%d records", w.recorded(uids)) })
+	until(t, "the budget is used up", func() error {
+		return errorIf(w.recorded(uids) != 1, "%d records", w.recorded(uids))
+	})
 
 	began := time.Now()
 	stop := []string{"new-7", fmt.Sprintf("new-%d", arriving-1)}
@@ -111,7 +113,9 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 	}
 	until(t, "the credentials are revoked", func() error { return gone.has(uids["new-7"], "JTI=one") })
 	w.patch(machines, machineNamespace, "new-7", `{"status":{"nodeRef":{"name":"n"}}}`, "status")
-	until(t, "joined", func() error { return errorIf(rec("new-7").Phase != v1alpha1.PhaseJoined, "%s", rec("new-7").Phase) })
+	until(t, "joined", func() error {
+		return errorIf(rec("new-7").Phase != v1alpha1.PhaseJoined, "%s", rec("new-7").Phase)
+	})
 	if n := w.recorded(uids); n > 1+len(stop) {
 		t.Errorf("%d records: other Machines did not wait", n)
 	}

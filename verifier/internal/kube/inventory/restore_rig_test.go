@@ -75,7 +75,8 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	})
 	until("new keys", func() error {
 		ids := p.keyIDs()
-		return errorIf(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, q.keyIDs()), "%v and %v, before %v",
+		return errorIf(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, q.keyIDs()),
+			"%v and %v, before %v",
 			ids, q.keyIDs(), old)
 	})
 	if got := status("quarantined"); !got.Quarantined {
@@ -171,7 +172,8 @@ func TestReplicaThatStartsAfterARestore_ReleasesNoQuarantine(t *testing.T) {
 	until(t, "latched again", latched)
 	until(t, "new keys of both", func() error {
 		ids := q.keyIDs()
-		return errorIf(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()), "%v and %v, before %v",
+		return errorIf(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()),
+			"%v and %v, before %v",
 			ids, p.keyIDs(), old)
 	})
 	p.stop()

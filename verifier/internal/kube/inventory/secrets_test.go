@@ -364,7 +364,8 @@ func TestOneForbiddenNamespaceDelaysNoKeys(t *testing.T) {
 	}
 	c.o.Now = func() time.Time { return time.Now().Add(c.o.Pass) }
 	if !c.repairable(false) {
-		t.Error("without keys indefinitely: a namespace that may not be read, and Nodes and ConfigMaps that are not needed for " +
+		t.Error("without keys indefinitely: a namespace that may not be read, and Nodes and ConfigMaps that are not " +
+			"needed for " +
 			"this")
 	}
 

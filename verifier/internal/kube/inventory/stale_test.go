@@ -64,7 +64,7 @@ func TestNothingIsGrantedOnUnwatchedState(t *testing.T) {
 			// Silence.
 			stale(sources.MaxSilent-time.Minute, false)
 			stale(sources.MaxSilent+time.Second, true)
-			// An API that is away, for a short time and for long.
+			// An API that is unavailable, for a short time and for long.
 			w.Fail(away)
 			stale(sources.MaxError-time.Minute, false)
 			w.Fail(errors.New("another reason"))

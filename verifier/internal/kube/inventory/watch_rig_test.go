@@ -191,7 +191,8 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 func (p *process) mode(pool, name string, mode v1alpha1.Mode) func() error {
 	return func() error {
 		got, err := p.View().Policies.For(pool)
-		return errorIf(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)", pool, got.Name,
+		return errorIf(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)",
+			pool, got.Name,
 			got.Mode, err)
 	}
 }

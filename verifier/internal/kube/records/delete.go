@@ -31,7 +31,8 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 	for i := range found {
 		a := &found[i]
 		if a.Spec.MachineRef == nil || a.Status.MachineUID != "" && a.Status.MachineUID != uid || !owns(uid, a) {
-			r.o.Log.Error("an object has the name of a record but is not one; it is not deleted", "object", a.Namespace+"/"+a.Name)
+			r.o.Log.Error("an object has the name of a record but is not one; it is not deleted", "object",
+				a.Namespace+"/"+a.Name)
 			continue
 		}
 		ref := *a.Spec.MachineRef
@@ -83,7 +84,8 @@ func (r *Records) named(ctx context.Context, uid string, namespaces []string) ([
 		}
 		a, err := decode(o)
 		if err != nil {
-			r.o.Log.Error("an object has the name of a record but is not one; it is not deleted", "object", namespace+"/"+uid, "error", err)
+			r.o.Log.Error("an object has the name of a record but is not one; it is not deleted", "object",
+				namespace+"/"+uid, "error", err)
 			continue
 		}
 		found = append(found, *a)

@@ -319,7 +319,7 @@ func TestAttack_T42_AClaimWhoseMachineCannotBeReadStays(t *testing.T) {
 	s := newSite(t)
 	r, m, id := s.replica(), s.machine("worker-0"), unique()
 	s.attested(r, m, id, "token1", s.now())
-	// Such as a Cluster API Machine while the CRD is away.
+	// Such as a Cluster API Machine while the CRD is unavailable.
 	name := s.claimOf(m.UID)
 	s.delete(claims, "", name)
 	s.create(claims, "", map[string]any{
@@ -651,10 +651,12 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 		_, holderErr := r.Holder(t.Context(), components(id)[0])
 		_, waitingErr := r.ListPending(t.Context(), now)
 		return map[string]error{
-			"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr, "AddPending": r.AddPending(t.Context(), now, waiting(1)),
+			"Record": recordErr, "Holder": holderErr, "ListPending": waitingErr,
+			"AddPending":    r.AddPending(t.Context(), now, waiting(1)),
 			"DeletePending": r.DeletePending(t.Context(), ek(1)),
 			"Update":        r.Update(t.Context(), m.UID, changed),
-			"Attest":        r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
+			"Attest":        r.Attest(t.Context(), m.UID, components(id), alive, changed),
+			"Delete":        r.Delete(t.Context(), m.UID),
 			"ReleaseClaims": r.ReleaseClaims(t.Context(), m.UID), "ExpirePending": r.ExpirePending(t.Context(), now),
 			"EnsureRecord":        r.EnsureRecord(t.Context(), m),
 			"a break-glass token": r.Update(t.Context(), record.BreakGlassUID("b1"), changed),

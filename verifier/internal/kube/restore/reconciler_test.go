@@ -172,7 +172,7 @@ func TestReconciler_WaitsUntilSourcesAreMarked(t *testing.T) {
 	}
 }
 
-// One record that cannot be written keeps its own Machine out, and no other one.
+// A record that cannot be written keeps out only its own Machine.
 func TestReconciler_OneBadRecordDelaysNoKeys(t *testing.T) {
 	p, renewed := newProcess(), 0
 	lost := rule.Latch{Quarantined: true}

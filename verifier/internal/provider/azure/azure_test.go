@@ -229,7 +229,7 @@ func TestWhenAzureFails(t *testing.T) {
 			if said := err.Error() + w.log.String(); !strings.Contains(said, test.says) {
 				t.Fatalf("%s", said)
 			}
-			// A no is kept for a moment: the same question is not sent again.
+			// A denial is kept for a moment: the same question is not sent again.
 			_, err = w.provider.VM(t.Context(), id)
 			denied(t, err, test.want)
 			if n := w.cloud.Calls("vm") - before; n != test.sent {

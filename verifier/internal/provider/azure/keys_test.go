@@ -61,7 +61,7 @@ func TestTheKeysAreFetchedRarely(t *testing.T) {
 		denied(t, err, want)
 	}
 	sent(2)
-	// Down: what is known counts for a day.
+	// Down: the cached keys count for a day.
 	w.cloud.Fail(emulator.Faults{Login: 503})
 	w.later(2 * time.Hour)
 	for range 10 {

@@ -125,7 +125,8 @@ func (d *Directory) ask(ctx context.Context, id string) (tpm2.ProviderKeys, erro
 	case unknown != nil:
 		return tpm2.ProviderKeys{}, errors.Join(unknown...)
 	case len(having) > 1:
-		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous, "the vCenters %q have several virtual machines with BIOS UUID %s: clones",
+		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous,
+			"the vCenters %q have several virtual machines with BIOS UUID %s: clones",
 			having, id)
 	case len(having) == 0:
 		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound,

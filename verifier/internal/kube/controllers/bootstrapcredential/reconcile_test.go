@@ -484,7 +484,7 @@ func TestAReplicaThatDoesNotLeadActsLater(t *testing.T) {
 	s.serves(uid, "t1")
 }
 
-// While the published Secrets cannot be listed, the controller waits, and an administrator hears why.
+// While the published Secrets cannot be listed, the controller waits, and reports the reason to an administrator.
 func TestCredentialsThatCannotBeWatchedAreReported(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	api := rest.CopyConfig(cluster.StartShared(t).Admin())

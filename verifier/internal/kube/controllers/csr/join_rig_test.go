@@ -66,7 +66,7 @@ func TestAStandInBecomesANodeWhereThereAreNoMachines(t *testing.T) {
 	s.signed(k.askServing([]string{k.node}, nil))
 }
 
-// standIn enrols a host; its name is the node's.
+// standIn creates an enrollment of a host. Its name is the node's.
 func (s *site) standIn(name string) *machine.Machine {
 	s.Helper()
 	o, err := s.dyn.Resource(attestations).Namespace(s.namespace).Create(s.context(),

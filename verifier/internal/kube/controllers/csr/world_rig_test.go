@@ -276,8 +276,8 @@ func (f *flaky) RoundTrip(r *http.Request) (*http.Response, error) {
 	return f.next.RoundTrip(r)
 }
 
-// After a crash between the record and the approval: the same key is approved again,
-// and no other.
+// After a crash between the record and the approval: only the same key is approved
+// again.
 func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) {
 	s := newSite(t)
 	var reached atomic.Bool

@@ -49,7 +49,7 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 	case !s.Case.Ours():
 		return "", s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
 	case o.ca == nil:
-		return "", s, fmt.Errorf("Secret %s has no CA: run 'certs init' to create it", r.ca)
+		return "", s, fmt.Errorf("the Secret %s has no CA: run 'certs init' to create it", r.ca)
 	}
 	// Renew what is due first, and read whether the pointer configs have it.
 	if s, err = r.retryConflicts(ctx, false); err != nil {
@@ -104,7 +104,7 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 		return nil
 	}
 	if _, err := mcscert.Parse(s.Data[corev1.TLSCertKey]); err != nil {
-		return fmt.Errorf("Secret %s has no valid serving certificate (%w):"+
+		return fmt.Errorf("the Secret %s has no valid serving certificate (%w):"+
 			" inspect it, and delete it if it is not needed", r.serving, err)
 	}
 	next := &corev1.Secret{
@@ -130,7 +130,7 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
 	})
 	if err != nil {
-		return fmt.Errorf("Secret %s was deleted and could not be recreated;"+
+		return fmt.Errorf("the Secret %s was deleted and could not be recreated;"+
 			" run 'certs init' to create another one: %w", r.serving, err)
 	}
 	return nil

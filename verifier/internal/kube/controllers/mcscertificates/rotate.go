@@ -72,7 +72,7 @@ func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, er
 
 func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcscert.PointerConfig, error) {
 	if o.serving != nil && o.serving.Type != corev1.SecretTypeTLS {
-		return nil, fmt.Errorf("Secret %s has the type %s, which is immutable:"+
+		return nil, fmt.Errorf("the Secret %s has the type %s, which is immutable:"+
 			" run 'certs init' to recreate it with the same content", r.serving, o.serving.Type)
 	}
 	if err := r.keepIssuer(ctx, &o); err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
-// A25: who is no node reads a rendered config through the API, with the ClusterRole of
-// docs/clients.md and nothing else.
+// A25: a client that is no node reads a rendered config through the API. It has only the
+// ClusterRole of docs/clients.md.
 func TestAClientWithoutIgnitionReadsTheRenderedConfigThroughTheAPI(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "..", "docs", "clients.md"))
 	if err != nil {
@@ -31,7 +31,7 @@ func TestAClientWithoutIgnitionReadsTheRenderedConfigThroughTheAPI(t *testing.T)
 	if role == nil {
 		t.Fatal("the page has no ClusterRole")
 	}
-	c, _ := openShift(t)
+	c, _ := newOpenShift(t)
 	c.KubectlApply(t, string(role[1])+`---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

@@ -65,9 +65,9 @@ spec:
       infrastructureTopology: HighlyAvailable
 `
 
-// openShift is an API server with OpenShift's MachineConfigs, and one who may do what
+// newOpenShift is an API server with OpenShift's MachineConfigs, and one who may do what
 // the verifier may.
-func openShift(t *testing.T) (*cluster.Cluster, *rest.Config) {
+func newOpenShift(t *testing.T) (*cluster.Cluster, *rest.Config) {
 	t.Helper()
 	c := cluster.Start(t)
 	c.InstallOpenShift(t)
@@ -162,7 +162,7 @@ func has(t *testing.T, s follower, preApproved bool, with, without string) {
 }
 
 func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
-	c, api := openShift(t)
+	c, api := newOpenShift(t)
 	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
 		poolconfigtest.Needed)+"---\n"+poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""))
 	// A cluster keeps the rendered ones of its past: those are not read.
@@ -253,7 +253,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 		t.Errorf("each fault is logged once:\n%s", got)
 	}
 
-	// An API server that is away takes nothing away, and what changed meanwhile comes.
+	// An API server that is unavailable removes nothing. Changes made meanwhile arrive later.
 	c.StopAPIServer()
 	has(t, s, false, "/etc/of-the-next", "")
 	if err := c.StartAPIServer(); err != nil {

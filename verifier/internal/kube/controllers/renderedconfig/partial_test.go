@@ -262,7 +262,7 @@ func TestRenderedConfigsOutliveAKindThatIsNotFoundOnce(t *testing.T) {
 	}
 }
 
-// A new pool whose MachineConfig cannot be read is a finding, and no more.
+// A new pool whose MachineConfig cannot be read is only a finding.
 func TestANewPoolThatCannotBeReadLeavesTheReplicaReady(t *testing.T) {
 	a, s := fake(t, nil)
 	has(t, s, false, "/etc/base", "")

@@ -29,7 +29,7 @@ spec:
 }
 
 func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
-	c, api := openShift(t)
+	c, api := newOpenShift(t)
 	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
 		poolconfigtest.Needed))
 	t.Run("a cluster without the kind", func(t *testing.T) {
@@ -75,7 +75,7 @@ status:
 
 // An OSImageStream that cannot be read stops what is rendered here, not a rendered config.
 func TestABrokenOSImageStreamLeavesRenderedConfigs(t *testing.T) {
-	c, api := openShift(t)
+	c, api := newOpenShift(t)
 	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
 		poolconfigtest.Needed))
 	c.KubectlApply(t, streamsCRD("v1"))
