@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Two commands do everything on a fresh Debian machine:
 #   make demo   a real VM boots, attests and is provisioned, told as it happens
 #               (PLATFORM=aws, azure or gcp: a VM of that cloud, emulated)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mcsattest_test checks the layers of docs/architecture.md: a package imports only packages of lower layers.
 package mcsattest_test
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command mcs-attest-agent proves to a cluster which machine it runs on, before Ignition fetches
 // the machine's config.
 //

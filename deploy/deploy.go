@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deploy gives tests the objects that an administrator applies: the manifests of
 // an overlay, rendered by kustomize.
 package deploy

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deploy
 
 import (
@@ -120,7 +122,7 @@ func TestDoorProbe_FindsOnlyTheMachineConfigServer(t *testing.T) {
 			}
 		}
 		if got := daemonSet(t, overlay).Spec.Template.Labels["k8s-app"]; got != "" {
-			t.Errorf("%s: its pods are labelled k8s-app=%s", overlay, got)
+			t.Errorf("%s: its pods are labeled k8s-app=%s", overlay, got)
 		}
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package docs_test holds the pages to the code: what is a list here and a
 // table there must be the same.
 package docs_test

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dracut_test checks the content of the initramfs without booting it. The tests in
 // testvm/scenarios boot the units.
 package dracut_test

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Packages the agent in the two forms that can be installed on a node:
 #
 #   mcs-attest-initramfs.cpio.zst   appended to a stock initramfs with Ignition

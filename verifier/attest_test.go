@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -454,7 +456,7 @@ func TestAJoinedMachineNeedsAGrantToAttestAgain(t *testing.T) {
 	v.wantReason("MachineJoined")
 	v.change("attestations/w0.yaml", grant(time.Now().Add(48*time.Hour)))
 	if _, err := n.again(); err == nil {
-		t.Fatal("a grant of two days was honoured")
+		t.Fatal("a grant of two days was honored")
 	}
 	v.change("attestations/w0.yaml", grant(time.Now().Add(time.Hour)))
 	res, err := n.again()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -78,17 +80,17 @@ func TestCloudIdentityWithTheInstancesTPM(t *testing.T) {
 	}
 }
 
-func TestAttack_T05_AnInstanceDocumentReplayedByANeighbour(t *testing.T) {
+func TestAttack_T05_AnInstanceDocumentReplayedByANeighbor(t *testing.T) {
 	victims, own := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
 	s := newSite(t, "aws")
 	victim := s.add("victim", victims)
-	s.add("neighbour", own)
+	s.add("neighbor", own)
 	s.machine("victim", victim)
 
 	// Its own TPM is not the one that EC2 names for the document's instance.
-	s.denied(s.copyOf(s.node("neighbour", victim, own), evidence.AWSIID, "victim"), "EKUntrusted")
+	s.denied(s.copyOf(s.node("neighbor", victim, own), evidence.AWSIID, "victim"), "EKUntrusted")
 	// Without a TPM, its own role's signature is that of its own instance.
-	s.denied(s.copyOf(s.node("neighbour", victim, nil), evidence.AWSIID, "victim"), "EvidenceDisagrees")
+	s.denied(s.copyOf(s.node("neighbor", victim, nil), evidence.AWSIID, "victim"), "EvidenceDisagrees")
 	// No trace of it is left at the victim, who gets in.
 	if m := s.verifier.machine("openshift-machine-api/victim"); m.Record != nil {
 		t.Errorf("a copy left a record: %+v", m.Record)

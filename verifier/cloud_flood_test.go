@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -17,10 +19,10 @@ import (
 func TestAttack_T51_AFloodOfOneSourceLeavesTheCloudToOthers(t *testing.T) {
 	s := newSite(t, "aws")
 	id := s.add("victim", nil)
-	s.add("neighbour", nil)
+	s.add("neighbor", nil)
 	s.machine("victim", id)
 	honest := s.node("victim", id, nil)
-	flooder := s.copyOf(s.node("neighbour", id, nil), evidence.AWSIID, "victim")
+	flooder := s.copyOf(s.node("neighbor", id, nil), evidence.AWSIID, "victim")
 	flooder.from = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
 	s.stop()
 	file := filepath.Join(s.dir, "mcs-attest.yaml")

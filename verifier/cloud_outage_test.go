@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -79,7 +81,7 @@ func TestAttack_T05_AForeignCertifiedTPMBesideACopiedDocument(t *testing.T) {
 	s.policy("  evidence: [{all: [aws-iid, tpm2]}]\n  tpm2: {endorsements: [provider, ak-certificate]}\n")
 	victim := s.add("victim", victims)
 	s.machine("victim", victim)
-	thief := s.copyOf(s.node("neighbour", victim, own), evidence.AWSIID, "victim")
+	thief := s.copyOf(s.node("neighbor", victim, own), evidence.AWSIID, "victim")
 	s.certify(thief, a)
 
 	// An outage of the provider is nothing that a thief may gain by.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command mcs-attest-verifier stands beside the Machine Config Server. It
 // appraises the evidence of new machines, matches each to exactly one Machine,
 // and gives the full Ignition config for the token it issued and for nothing

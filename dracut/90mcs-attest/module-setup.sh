@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs the mcs-attest agent into an initramfs that has Ignition.
 #
 # The agent runs between ignition-fetch-offline and ignition-fetch. It gives Ignition a pointer

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package anchors reads trust anchors: the roots and intermediates that vouch for endorsement keys
 // (RFC 9334, 4.1: endorsers).
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package appraisal appraises the evidence of one machine (RFC 9334, section 8).
 // The service calls it for each Attest call, and the commands call it to replay a
 // saved one. Input is an opened challenge, the evidence, the pool's policy and the

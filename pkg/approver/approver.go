@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package approver decides the kubelet's certificate signing requests. The csr
 // controller and 'csr explain' use it.
 //

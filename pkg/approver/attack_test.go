@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package approver
 
 import (
@@ -115,14 +117,14 @@ func TestAttack_T54_MoreThanAKubeletRequests(t *testing.T) {
 		"any usage":            func(in *input) { in.csr.Spec.Usages[1] = certificatesv1.UsageAny },
 		"no usage":             func(in *input) { in.csr.Spec.Usages = nil },
 		"a usage twice":        func(in *input) { in.csr.Spec.Usages[0] = certificatesv1.UsageClientAuth },
-		"another organisation": func(in *input) { in.template.Subject.Organization = []string{"system:masters"} },
-		"an organisation more": func(in *input) {
+		"another organization": func(in *input) { in.template.Subject.Organization = []string{"system:masters"} },
+		"an organization more": func(in *input) {
 			in.template.Subject.Organization = []string{"system:nodes", "system:masters"}
 		},
-		"an organisation twice": func(in *input) {
+		"an organization twice": func(in *input) {
 			in.template.Subject.Organization = []string{"system:nodes", "system:nodes"}
 		},
-		"no organisation":              func(in *input) { in.template.Subject.Organization = nil },
+		"no organization":              func(in *input) { in.template.Subject.Organization = nil },
 		"no node's name":               func(in *input) { in.template.Subject.CommonName = "system:admin" },
 		"an empty name":                func(in *input) { in.template.Subject.CommonName = "system:node:" },
 		"a name in upper case":         func(in *input) { in.template.Subject.CommonName = "system:node:WORKER-0" },
@@ -163,7 +165,7 @@ func TestAttack_T54_MoreThanAServingCertificate(t *testing.T) {
 		"an empty name":    func(in *input) { in.template.DNSNames = []string{""} },
 		"a URI":            func(in *input) { in.template.URIs = uri("https://api.example.com/") },
 		"an email address": func(in *input) { in.template.EmailAddresses = []string{"root@example.com"} },
-		"an organisation more": func(in *input) {
+		"an organization more": func(in *input) {
 			in.template.Subject.Organization = []string{"system:nodes", "system:masters"}
 		},
 		"an attribute more": func(in *input) { in.template.Subject.OrganizationalUnit = []string{"x"} },

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package approver
 
 import (
@@ -158,11 +160,11 @@ func TestDecide_AgreesWithTheStockApprover(t *testing.T) {
 		{"client good with proper timing 2", client(times(3*time.Minute, 2*time.Minute+51*time.Second)), yes},
 		{"client good but CSR too early", client(times(2*time.Minute, 3*time.Minute)), no},
 		{"client good but CSR too late", client(times(25*time.Hour, time.Minute)), no},
-		{"successfull renew flow", renewing(func(*input) {}), yes},
-		{"successfull fallback to fresh approval", server(func(in *input) {
+		{"successful renew flow", renewing(func(*input) {}), yes},
+		{"successful fallback to fresh approval", server(func(in *input) {
 			in.fake.fail = map[string]error{"ServingCertificate": errNoKubelet}
 		}), yes},
-		{"successfull fallback to fresh approval from incorrect server cert", renewing(func(in *input) {
+		{"successful fallback to fresh approval from incorrect server cert", renewing(func(in *input) {
 			in.fake.presented = present(t, in.template, func(c *x509.Certificate) { c.Subject.CommonName = "example.net" })
 		}), again},
 		{"CSR extra address not in egress IPs", renewing(func(in *input) { extra(in); in.fake.egress = &Egress{} }), again},

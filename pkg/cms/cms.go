@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cms reads signed messages in the Cryptographic Message Syntax (RFC 5652), in the one form
 // in which clouds sign documents about their instances.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package credential handles a machine's own bootstrap credential. The gate puts it into
 // the kubeconfig of the machine's Ignition config in place of the shared one. So the
 // approver can tell which machine's kubelet made a certificate signing request.

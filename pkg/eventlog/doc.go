@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package eventlog reads a TPM 2.0 firmware event log and replays one PCR bank.
 //
 // The log is the kernel's binary_bios_measurements: one legacy header event, then TCG_PCR_EVENT2

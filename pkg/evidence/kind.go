@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package evidence defines the kinds of evidence (RFC 9334, 8.1).
 //
 // Each kind is a folder below this one. Its verifier side is pure: it turns bytes, trust anchors

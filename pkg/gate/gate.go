@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gate protects the Machine Config Server: it serves a pool's full Ignition
 // config only to clients with a valid token (RFC 9334: a relying party). The verifier's
 // node listener uses it.

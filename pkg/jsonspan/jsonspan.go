@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package jsonspan finds values in a JSON text and their positions. It is for callers that
 // change a few places of a text and keep every other byte, and for callers that must reject
 // ambiguous texts: encoding/json uses the last of several members with the same name, and

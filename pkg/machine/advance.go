@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package machine
 
 // Advance copies only the progress (deletion or join) from a later state of a Machine

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package machine finds the Machine that a verified identity belongs to. The
 // appraisal, the gate and the approver use it.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package machine
 
 import (
@@ -153,7 +155,7 @@ func TestParse_ReportsTheFault(t *testing.T) {
 				"machine.openshift.io/v1beta1 or"},
 		"a version that is to come": {machineAPIYAML, "v1beta1", "v1",
 			"Machine of machine.openshift.io/v1 is not supported here"},
-		"quarantine misspelt": {enrollmentYAML, "spec:", "spec:\n  quarantine: true",
+		"quarantine misspelled": {enrollmentYAML, "spec:", "spec:\n  quarantine: true",
 			`m.yaml:7: unknown field "spec.quarantine"; known fields: `},
 		"neither Machine nor pool": {standInYAML, "  pool: worker\n", "", "m.yaml:5: spec: neither machineRef nor pool"},
 		"both Machine and pool": {enrollmentYAML, "spec:", "spec:\n  pool: worker",

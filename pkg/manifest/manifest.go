@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package manifest parses Kubernetes manifests strictly and reports each problem with its
 // file and line. The policies, machines and rendered configs of files are read with it.
 //

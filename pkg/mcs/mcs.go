@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mcs creates the Machine Config Server's responses: the rendered config of a pool
 // with the server's additions, in each version of the config specification. A verifier
 // that renders configs itself serves them.

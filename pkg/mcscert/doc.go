@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mcscert decides about the certificates of the Machine Config Server: who renews
 // them, when each is replaced, and how a pointer config gets the CA bundle. It is pure. The
 // controller in a cluster, the folder of a standalone verifier and the certs commands use it.

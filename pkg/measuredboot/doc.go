@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package measuredboot decides whether quoted PCR values and the firmware's event log belong to an
 // acceptable boot.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package measuredboot_test
 
 import (
@@ -85,7 +87,7 @@ func TestOraclesTrustTheTypeOfAnApplication(t *testing.T) {
 	if err != nil || len(honest.GetEfi().GetApps()) != 1 {
 		t.Fatalf("go-eventlog finds %v, %v", honest.GetEfi(), err)
 	}
-	relabelled := b.claimed(t, func(e events) events {
+	relabeled := b.claimed(t, func(e events) events {
 		for i := range e {
 			if e[i].Type == eventlog.EFIBootServicesApplication {
 				e[i].Type = eventlog.IPL
@@ -93,10 +95,10 @@ func TestOraclesTrustTheTypeOfAnApplication(t *testing.T) {
 		}
 		return e
 	})
-	if s, err := byGoEventlog(relabelled); err != nil || len(s.GetEfi().GetApps()) != 0 {
+	if s, err := byGoEventlog(relabeled); err != nil || len(s.GetEfi().GetApps()) != 0 {
 		t.Errorf("go-eventlog now finds %v, %v", s.GetEfi(), err)
 	}
-	if r := passes(t, relabelled); len(r.Applications) != 1 {
+	if r := passes(t, relabeled); len(r.Applications) != 1 {
 		t.Errorf("we find %d", len(r.Applications))
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package noderole decides which Nodes may have a control-plane role, and which have it although their machine is of
 // another pool. The noderoles controller uses it. It has no I/O.
 package noderole

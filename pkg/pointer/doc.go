@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pointer reads and changes pointer configs: the small Ignition config in a machine's user
 // data that refers to the full config.
 //

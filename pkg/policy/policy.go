@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policy decides what the machines of a pool must prove (RFC 9334, 8.5:
 // the appraisal policy for evidence). The service evaluates requests with it, and
 // 'policy check' reports problems with it.

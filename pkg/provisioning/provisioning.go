@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package provisioning implements the provisioning token: one secret that all machines
 // of a cluster share, for machines that can prove nothing else. The appraisal and the
 // gate check it, and the provisioningtoken controller and the command rotate it. A client

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package reason defines the closed set of reasons for a denial. The service, the
 // gate, the approver and the commands use it.
 //

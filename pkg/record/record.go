@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package record is the state machine of a Machine's record, a MachineAttestation.
 // Each function is one pure step: it returns the next state, or a denial. The stores,
 // and the controllers that keep records, apply each step as one atomic change.

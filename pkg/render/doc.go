@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package render renders MachineConfigPools from their MachineConfigs, as the
 // machine-config-operator does. It renders the whole config of a pool, and the
 // pre-approved part, which every caller may have before its node is approved. The

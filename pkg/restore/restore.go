@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package restore compares the state before a restore of etcd with that of the backup. The verifier's backend for a
 // cluster uses it until an administrator acknowledges the restore.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package seal lets the verifier work without state between Challenge and Attest.
 //
 // The verifier stores what Attest needs in a [Challenge], encrypts it with an AEAD under a key that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package secret contains a type for bytes that must never be printed.
 //
 // A value of type [Bytes] is "[redacted]" for every formatter, logger and encoder of the standard

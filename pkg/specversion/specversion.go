@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package specversion determines which versions of the Ignition config specification a
 // client accepts, and in which version a config is written. The gate and the config
 // sources use it.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package spelling finds the words that a misspelled word probably means. Both command lines use it
 // for the names of commands and flags.
 package spelling

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package token creates and checks the attestation result: the token that gives a machine access to
 // its config at the gate.
 //

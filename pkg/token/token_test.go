@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package token_test
 
 import (
@@ -245,7 +247,7 @@ func TestAttack_T45_ForgedTokenIsDenied(t *testing.T) {
 		"two parts":                       []byte(parts[0] + "." + parts[1]),
 		"four parts":                      []byte(parts[0] + "." + parts[1] + "." + parts[2] + "." + parts[2]),
 		"five parts, as an encrypted one": []byte(strings.Repeat(parts[0]+".", 4) + parts[0]),
-		"the JSON serialisation": fmt.Appendf(nil, `{"protected":%q,"payload":%q,"signature":%q}`, parts[0],
+		"the JSON serialization": fmt.Appendf(nil, `{"protected":%q,"payload":%q,"signature":%q}`, parts[0],
 			parts[1], parts[2]),
 		"it has 4097 bytes": bytes.Repeat([]byte("x"), 4097),
 	} {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package transcript computes the hash that binds all evidence to one conversation (rule 5 of
 // docs/security-rules.md).
 //

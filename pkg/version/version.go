@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package version reports which build of mcs-attest runs. Both programs print it, and the agent sends it
 // to the verifier. It promises the same answer for the life of the process.
 //

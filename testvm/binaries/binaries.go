@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package binaries builds the product's programs for tests, in the same way as `make build`. All
 // tests of a source tree share one copy in the build cache. The go command links a program again
 // only if its sources have changed.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package buildcache stores the results of slow builds for tests in
 // ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of all inputs. Only a finished result
 // gets its name. Two processes that build the same result wait for each other, and the least

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A client of the attestation contract that shares no code with the agent.
 #
 # It is written from proto/README.md and proto/mcsattest/v1/attestation.proto,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package client_test checks the page of the contract: attest.sh, a client that was written only
 // from that page, attests to the real verifier.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package clouds combines an emulated cloud, a verifier that is configured for it, and machines of
 // the rig. The scenarios and the demo of a cloud use it.
 //

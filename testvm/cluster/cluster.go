@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cluster runs a real Kubernetes API for tests: etcd and kube-apiserver with the CRDs of
 // OpenShift, and the programs that belong to it (kubectl, haproxy, the controllers that clean up
 // and sign). Nothing is simulated, and no container engine is needed.

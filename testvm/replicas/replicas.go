@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package replicas runs verifiers like an OpenShift cluster does: several of them, on a real
 // Kubernetes API with the manifests of deploy/overlays/openshift, as their ServiceAccount, and
 // behind a load balancer in TCP mode. Each is in front of the Machine Config Server and serves with

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rig boots virtual machines: a real kernel, a real dracut initramfs with the agent, real
 // Ignition, a software TPM, and a real verifier process on the host's loopback interface. The guest
 // reaches the host at 10.0.2.2, or at 169.254.169.2 if it has a cloud's metadata service.

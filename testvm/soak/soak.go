@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package soak tells tests how often to repeat. `make test` runs a test with few repetitions, and
 // `make soak` with many.
 package soak

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stage prints the output of a demo: one line after the other, each with its source. The
 // rig uses a Stage like a test.
 package stage

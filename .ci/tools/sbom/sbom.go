@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sbom writes what a Go program consists of, as CycloneDX 1.6 JSON: each module that the linker
 // put into the binary, as the binary itself records it, with the license that its text states. The same
 // binary always gives the same bytes.

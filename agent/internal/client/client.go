@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package client is the agent's side of the connection to a verifier.
 //
 // A [Session] is exactly one TLS 1.3 connection. The transcript binds the evidence to the exporter

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cloud collects what a machine can present about its cloud. It returns the kinds of
 // evidence that the platform may have, the evidence itself, bound to a conversation, and the
 // machine's provider id as a hint for the verifier.

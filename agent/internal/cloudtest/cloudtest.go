@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cloudtest provides emulated clouds with one machine each for the agent's tests, and the
 // verifiers that appraise that machine's evidence.
 package cloudtest

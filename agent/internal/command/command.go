@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package command is the agent's command line. It connects the other packages and turns their
 // errors into "error:" and "hint:" lines and an exit status: 0 if the boot may continue, 1 if it
 // may not, 2 for a wrong command line.

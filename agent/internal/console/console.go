@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package console writes the lines that an administrator reads on the machine's console during the
 // boot: one line for each step, "error:" for a failure, and "hint:" for what to do about it. Lines
 // are bounded and contain no secrets.

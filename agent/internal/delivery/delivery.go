@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package delivery passes a changed pointer config to an unpatched Ignition and removes it
 // afterwards.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package failure reports to the verifier why a stage of the first boot failed.
 //
 // The "attest" command saves a note with the verifier's origin, its authorities, and a ticket that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package flow runs one attestation, from the source in the pointer config to a token that the gate
 // accepts.
 //

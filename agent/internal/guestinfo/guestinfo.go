@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guestinfo reads the guestinfo variables of a VMware virtual machine.
 //
 // The guest calls the hypervisor through an I/O port, the "backdoor". It loads the registers, reads

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package metadata contains clients of the clouds' instance metadata services.
 //
 // Such a service answers any sender on this machine, over plain HTTP at a link-local address. Its

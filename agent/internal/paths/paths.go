@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package paths names every file that the agent accesses outside its own process. Each path can be
 // set by an environment variable, so that tests need no root and a distribution can use other
 // locations.

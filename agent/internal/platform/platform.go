@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package platform finds a machine's user data where Ignition finds it, without fetching what it
 // points to.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tpmdev opens a TPM: the kernel's character device, or the Unix socket of a software TPM.
 //
 // The device in go-tpm waits for a response without limit. Here every command has a deadline. When

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package verifiertest provides a verifier and a gate in one process for the agent's tests. By
 // default they follow the contract, with the verifier's own packages. Tests can replace each part
 // with a function.

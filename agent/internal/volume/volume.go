@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package volume reads files from a block device with untrusted content, such as a config drive or
 // a cloud's CD-ROM.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package v1alpha1 is the API group mcs-attest.dev/v1alpha1.
 //
 //   - [AttestationPolicy]: what a machine of a pool must prove before it receives its

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cmstest signs messages in the forms that clouds send, for tests and for emulators of
 // clouds. It is not a general CMS library; package cms defines the grammar.
 package cmstest

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package eventlogtest has event logs for tests: captures of real boots, and functions that split,
 // change and join a log.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package awsiid verifies instance identity documents of Amazon EC2.
 //
 // The document is the rsa2048 form (IMDS, /latest/dynamic/instance-identity/rsa2048, decoded from

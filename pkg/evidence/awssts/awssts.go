@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package awssts verifies evidence of the kind aws-sts: a request to AWS's Security Token Service
 // that an instance signed with its role's credentials. A signed header contains the transcript. AWS
 // reports who signed.

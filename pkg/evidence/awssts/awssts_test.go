@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package awssts_test
 
 import (
@@ -170,8 +172,8 @@ func TestConfirm_AcceptsOnlyConfiguredSigners(t *testing.T) {
 	if _, err := w.present(w.own()); err != nil {
 		t.Fatal(err)
 	}
-	neighbour := w.cloud.Add(aws.Instance{Role: "demo-worker-role"})
-	ofNeighbour, _ := w.cloud.Credentials(neighbour.ID)
+	neighbor := w.cloud.Add(aws.Instance{Role: "demo-worker-role"})
+	ofNeighbor, _ := w.cloud.Credentials(neighbor.ID)
 	const account, role, roleID = "123456789012", "demo-worker-role", "AROAEXAMPLEEXAMPLEXX"
 	id := w.instance.ID
 	for _, c := range []struct {
@@ -179,7 +181,7 @@ func TestConfirm_AcceptsOnlyConfiguredSigners(t *testing.T) {
 		signer aws.Credentials
 		want   reason.Code
 	}{
-		{"a neighbour's credentials", ofNeighbour, reason.EvidenceDisagrees},
+		{"a neighbor's credentials", ofNeighbor, reason.EvidenceDisagrees},
 		{"the same role's name in another account", w.cloud.Session("999999999999", role, roleID, id, ""),
 			reason.AccountNotAllowed},
 		{"another role of the account", w.cloud.Session(account, "admin", roleID, id, ""), reason.InstanceUnacceptable},

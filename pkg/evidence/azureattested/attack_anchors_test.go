@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package azureattested_test
 
 import (
@@ -171,12 +173,12 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 func TestAttack_T14_DocumentOfANeighbor(t *testing.T) {
 	w := newSetup(t)
 	w.passes()
-	neighbour := &azure.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
+	neighbor := &azure.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
 		VMID: "22222222-24a0-41f3-b949-8baf4fd1c573"}
-	if err := w.cloud.Add(neighbour); err != nil {
+	if err := w.cloud.Add(neighbor); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := w.cloud.Document(neighbour, attester.Nonce(w.binding.Transcript))
+	raw, err := w.cloud.Document(neighbor, attester.Nonce(w.binding.Transcript))
 	if err != nil {
 		t.Fatal(err)
 	}

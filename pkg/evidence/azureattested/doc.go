@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package azureattested verifies the attested document of an Azure virtual machine and, if
 // configured, a token of its managed identity.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package gcpidentity_test
 
 import (
@@ -96,7 +98,7 @@ func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 			reason.DocumentInvalid},
 		{"a header that is an array", sign(t, google, `["RS256"]`, claims), reason.DocumentInvalid},
 		{"a header that is null", sign(t, google, `null`, claims), reason.DocumentInvalid},
-		{"the JSON serialisation", []byte(`{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` +
+		{"the JSON serialization", []byte(`{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` +
 			parts[2] + `"}`), reason.DocumentInvalid},
 		{"two signatures", []byte(honest + "." + parts[2]), reason.DocumentInvalid},
 		{"an encrypted token's five parts", []byte(honest + ".AAAA.AAAA"), reason.DocumentInvalid},
@@ -157,7 +159,7 @@ func TestAttack_T08_ClaimsThatAreNotOfAnInstance(t *testing.T) {
 		{"no beginning", set("iat", nil), reason.DocumentInvalid},
 		{"an ID token of the service account, as IAM gives out for any audience",
 			func(c map[string]any) { delete(c, "google") }, reason.DocumentInvalid},
-		{"one that names the organisation", func(c map[string]any) { c["google"] = map[string]any{"organization_number": 1} },
+		{"one that names the organization", func(c map[string]any) { c["google"] = map[string]any{"organization_number": 1} },
 			reason.DocumentInvalid},
 		{"claims of the instance at the top", func(c map[string]any) { c["compute_engine"] = engine(c); delete(c, "google") },
 			reason.DocumentInvalid},

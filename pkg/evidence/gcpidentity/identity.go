@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gcpidentity verifies the identity token of a Google Compute Engine instance: the JWT that
 // its metadata server issues at computeMetadata/v1/instance/service-accounts/default/identity with
 // format=full (https://cloud.google.com/compute/docs/instances/verifying-instance-identity).

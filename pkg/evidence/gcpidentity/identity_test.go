@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package gcpidentity_test
 
 import (
@@ -177,7 +179,7 @@ func TestTokenIsAcceptedInEveryFormOfGoogle(t *testing.T) {
 		"without typ": sign(t, key, `{"alg":"RS256","kid":"`+kid+`"}`, text(t, w.claims())),
 		"with a header member that means nothing": sign(t, key, `{"alg":"RS256","kid":"`+kid+`","typ":"JWT","x5t":"AAAA"}`,
 			text(t, w.claims())),
-		"with licences": w.with(t,
+		"with licenses": w.with(t,
 			change(w.claims(), func(c map[string]any) { engine(c)["license_id"] = []string{"1000204"} })),
 		"without e-mail": w.with(t,
 			change(w.claims(), func(c map[string]any) { delete(c, "email"); delete(c, "email_verified") })),

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package tpm2_test
 
 import (
@@ -268,21 +270,21 @@ func TestAKCertificates(t *testing.T) {
 }
 
 func TestAttack_T21_AKCertificateOfAnotherAK(t *testing.T) {
-	p, neighbour := newPlatform(t), newPlatform(t)
+	p, neighbor := newPlatform(t), newPlatform(t)
 	chain := p.issue(t, nil)
 	if _, err := p.endorse(t, chain); err != nil {
 		t.Fatalf("the valid case: %v", err)
 	}
-	_, err := p.endorser(t, true).Endorse(t.Context(), tpm2.Identity{AK: neighbour.ak, AKCertificates: chain}, today)
+	_, err := p.endorser(t, true).Endorse(t.Context(), tpm2.Identity{AK: neighbor.ak, AKCertificates: chain}, today)
 	denied(t, err, reason.EKCertificateInvalid)
 	// A certificate for the attacker's AK by the attacker's own authority, with the genuine
 	// certificates as candidates.
 	_, err = p.endorser(t, true).Endorse(t.Context(),
-		tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), chain...)}, today)
+		tpm2.Identity{AK: neighbor.ak, AKCertificates: append(neighbor.issue(t, nil), chain...)}, today)
 	denied(t, err, reason.EKUntrusted)
 	// The attacker's own authority as a candidate for an intermediate, and even as a root.
 	_, err = p.endorser(t, true).Endorse(t.Context(),
-		tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), neighbour.root.cert.Raw)}, today)
+		tpm2.Identity{AK: neighbor.ak, AKCertificates: append(neighbor.issue(t, nil), neighbor.root.cert.Raw)}, today)
 	denied(t, err, reason.EKUntrusted)
 }
 

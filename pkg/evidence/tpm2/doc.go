@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tpm2 appraises TPM 2.0 evidence. It is the verifier's side: pure functions from bytes to
 // a verdict. The node's side is the folder attester.
 //

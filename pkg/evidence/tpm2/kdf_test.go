@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package tpm2
 
 import (
@@ -54,7 +56,7 @@ func TestROCAFingerprint(t *testing.T) {
 	weak := new(big.Int).Exp(big.NewInt(65537), big.NewInt(127), nil)
 	modulus := func(n *big.Int) []byte { return n.FillBytes(make([]byte, 256)) }
 	if !rocaWeak(modulus(weak)) {
-		t.Error("a power of 65537 is not recognised")
+		t.Error("a power of 65537 is not recognized")
 	}
 	for i := int64(2); i < 1000; i += 2 {
 		if rocaWeak(modulus(new(big.Int).Add(weak, big.NewInt(i)))) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package uki computes what a boot of a unified kernel image (UKI, UAPI.5) measures, from the file
 // only. Package measuredboot creates reference values from the result.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package convert converts an Ignition config of specification 3.5 to an older version. It
 // returns an error instead of losing information.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package aws emulates the parts of Amazon EC2 that an attestation uses.
 //
 // [Cloud.Metadata] is the instance metadata service, version 2, that one instance finds at

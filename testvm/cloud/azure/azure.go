@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package azure emulates the parts of Azure that an attestation uses: the Instance Metadata Service
 // (IMDS) of a virtual machine, and Azure Resource Manager (ARM) and the login endpoint that a
 // verifier calls.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gcp emulates the parts of Google Cloud that a node and a verifier use, with test keys:
 // the metadata server, the keys that sign identity tokens, the OAuth2 token endpoints, and the
 // method of the Compute API that returns a virtual TPM's keys.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo-cluster demonstrates a cluster: a real Kubernetes API with OpenShift's Machines,
 // three verifiers behind a load balancer, and one virtual machine. The machine attests and is
 // provisioned, and its kubelet becomes the Node of its Machine, while one verifier is killed. The

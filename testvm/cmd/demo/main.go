@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo boots one virtual machine from power-on to provisioned and prints the events as they
 // happen: the machine's console, the verifier's audit log, and the administrator's commands, each
 // with its source.

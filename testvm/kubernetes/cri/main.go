@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cri is a container runtime for the kubelet that runs no containers: Kubernetes' own fake
 // of the CRI, on the given unix socket. A kubelet needs a runtime to register its Node.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package accepted tests the main case: a new machine proves which Machine it is, and Ignition
 // provisions it.
 package accepted

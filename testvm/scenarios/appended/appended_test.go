@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package appended adds the agent to a stock initramfs as another archive, as for PXE and for
 // images that are not rebuilt.
 package appended

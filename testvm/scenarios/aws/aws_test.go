@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package aws boots machines of an emulated Amazon EC2 under the policy that ships for it. Pointer
 // config, documents and credentials all come from 169.254.169.254.
 package aws

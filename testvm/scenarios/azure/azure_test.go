@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package azure boots machines of an emulated Azure under the policy that ships for it. Pointer
 // config and attested document both come from 169.254.169.254.
 package azure

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package capped attests a second time on the same machine, after the initramfs, like root on a
 // running node or a pod with the TPM.
 package capped

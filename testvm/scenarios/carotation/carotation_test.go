@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package carotation rotates the Machine Config Server's CA and its serving certificate while a
 // machine boots.
 package carotation

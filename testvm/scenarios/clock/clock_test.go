@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package clock boots a machine whose clock is years off, as without a battery.
 package clock
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cluster boots a machine in a cluster: a real API server with OpenShift's Machines, three
 // verifiers without state of their own, and a load balancer that is not configured for any of this.
 package cluster

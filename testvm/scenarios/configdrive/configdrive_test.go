@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package configdrive has the pointer config where OpenStack stores it: on a CD-ROM with the label
 // config-2.
 package configdrive

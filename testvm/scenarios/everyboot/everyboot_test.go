@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package everyboot checks PCR 11 on boots without an attestation.
 package everyboot
 

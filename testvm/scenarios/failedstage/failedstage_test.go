@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package failedstage lets a later Ignition stage fail. Ignition then prints its whole config to
 // the console. By then the token must have been removed from it, and the verifier must receive the
 // cause.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gcp boots machines of an emulated Google Cloud under the policy that ships for it.
 // Pointer config and identity token both come from 169.254.169.254.
 package gcp

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package join follows a machine to the end: it attests, its config contains its own credential,
 // and with that its kubelet becomes the Node of its Machine and of no other Machine.
 package join
@@ -118,8 +120,8 @@ func TestAttack_T54_CredentialsOfAMachine(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	s, _ := installed(t, r, map[string]string{
-		"/etc/rig-tries/shared/node":    "worker-0",
-		"/etc/rig-tries/neighbour/node": "worker-1",
+		"/etc/rig-tries/shared/node":   "worker-0",
+		"/etc/rig-tries/neighbor/node": "worker-1",
 	})
 	uid, tpm := machine(s, r, "worker-0")
 	neighbor, _ := machine(s, r, "worker-1")

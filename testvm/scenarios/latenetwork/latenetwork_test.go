@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package latenetwork boots a machine whose network starts after the agent.
 package latenetwork
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package manufacturer boots a machine with a genuine TPM that is not enrolled: its manufacturer
 // vouches for it, and an administrator approves it for a Machine.
 package manufacturer

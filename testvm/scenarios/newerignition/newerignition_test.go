@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package newerignition boots Ignition 2.26, built from its Go module, instead of Debian's 2.14.
 package newerignition
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package noagent boots an old image against a pool with mode Enforce.
 package noagent
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package notpm boots a machine without a TPM against a pool that requires one.
 package notpm
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package otherpool requests a pool other than the machine's own.
 package otherpool
 

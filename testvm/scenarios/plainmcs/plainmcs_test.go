@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package plainmcs boots new images against an old cluster: a Machine Config Server without a
 // verifier.
 package plainmcs

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pointers provides the pointer config in the other ways that Ignition supports. The other
 // scenarios use QEMU's firmware configuration.
 package pointers

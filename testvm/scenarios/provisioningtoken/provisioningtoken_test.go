@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package provisioningtoken boots machines whose only evidence is the shared provisioning token.
 package provisioningtoken
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package readonlyusr boots with a read-only /usr in the initramfs, the default of systemd 256 and
 // later.
 package readonlyusr

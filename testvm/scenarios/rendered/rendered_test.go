@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rendered has no Machine Config Server: the verifiers render the configs from the
 // cluster's MachineConfigs. Real Ignition applies what they serve, and a real kubelet starts with
 // it: the pre-approved part, and, after an attestation, the full config.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package replay puts a relay between the node and the verifier that forwards and records
 // everything.
 package replay

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package replayneighbor has another machine of the cluster present an instance's document. AWS
 // signs it once, when the instance starts, and it has no nonce. A copy equals the original, so
 // other evidence must distinguish them.

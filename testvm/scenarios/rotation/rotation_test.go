@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rotation replaces the serving certificate and the token-signing key between a machine's
 // attestation and its fetch.
 package rotation

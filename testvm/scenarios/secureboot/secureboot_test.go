@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package secureboot boots unified kernel images through OVMF under the profile secure-boot. Every
 // altered image is signed with the same key as the good one. Secure Boot lets all of them run, and
 // the appraisal denies them.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package twofirstboots cuts the power during the boot, as CoreOS does by itself if FIPS or kernel
 // arguments need a restart: the same machine boots again with an empty disk.
 package twofirstboots

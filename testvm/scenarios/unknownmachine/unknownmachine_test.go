@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package unknownmachine boots a machine before its Machine exists: it waits, and attests without a
 // restart after the Machine was created.
 package unknownmachine

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package verifierdown boots a machine while no verifier runs.
 package verifierdown
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wrongek boots a machine whose TPM is not the enrolled one.
 package wrongek
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package admin gives commands on the same host access to the state of a serving verifier, through a
 // Unix socket in its folder. Only the owner of the folder may open the socket: to read and copy the
 // records, and to delete the record of a machine.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package audit writes the verifier's audit log: one structured line for each decision about a machine.
 //
 // A line about a caller that proved which machine it is is always written. Lines about other callers

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package backend has the interfaces between the server and the source of its data. A backend is a
 // folder with a database (package standalone), or a cluster (package front). The server and the
 // backends do not import each other.

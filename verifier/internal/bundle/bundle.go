@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bundle writes a support bundle: the data that another person needs to analyze a problem,
 // without any secret.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package certfolder renews the certificates of a standalone verifier by the rules of package mcscert:
 //
 //	tls/ca.crt        the bundle: every CA that is still valid, the newest first

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cli is the command line of the verifier and of its plug-in for kubectl and oc: one package
 // for each noun, over package env. A noun never imports another.
 package cli

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package clouds creates, from the configuration's sections of clouds, the verifiers of their documents
 // and the directories of their instances' TPMs.
 package clouds

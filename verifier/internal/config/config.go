@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package config reads the verifier's configuration file.
 //
 // The command "serve" also has flags for the addresses. Every field but Origins may be empty. Relative

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package credential manages the bootstrap credential of one machine, for the first certificate signing
 // request of its kubelet. An [Issuer] creates, publishes and revokes credentials in the controller
 // process. A [Reader] reads the published ones in the process that serves configs. Its account can read

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package credential
 
 import (
@@ -143,7 +145,8 @@ func published(s *corev1.Secret) (*credential.Credential, error) {
 	case err != nil:
 		return nil, fmt.Errorf("published credential: Secret %s/%s: %w", s.Namespace, s.Name, err)
 	case id != s.Annotations[AnnotationCredential]:
-		return nil, fmt.Errorf("published credential: Secret %s/%s does not have the credential that it names", s.Namespace, s.Name)
+		return nil, fmt.Errorf("published credential: Secret %s/%s does not have the credential that it names",
+			s.Namespace, s.Name)
 	}
 	return &credential.Credential{ID: id, Token: secret.New([]byte(raw))}, nil
 }

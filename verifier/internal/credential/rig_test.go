@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package credential_test
 
 import (
@@ -413,8 +415,8 @@ func TestReplicasAtTheSameMomentShareTheSecret(t *testing.T) {
 // Quarantine and the Machine's end.
 func TestAttack_T54_ARevokedCredentialOpensNothing(t *testing.T) {
 	both(t, func(t *testing.T, s *site, kind config.CredentialKind) {
-		i, uid, neighbour := s.issuer(kind), s.machine(), s.machine()
-		first, second, other := s.issue(i, uid), s.issue(i, uid), s.issue(i, neighbour)
+		i, uid, neighbor := s.issuer(kind), s.machine(), s.machine()
+		first, second, other := s.issue(i, uid), s.issue(i, uid), s.issue(i, neighbor)
 		if _, err := s.request(first, "worker-a"); err != nil {
 			t.Fatal(err)
 		}
@@ -427,7 +429,7 @@ func TestAttack_T54_ARevokedCredentialOpensNothing(t *testing.T) {
 		s.refused(first)
 		s.refused(second)
 		if _, err := s.request(other, "worker-b"); err != nil {
-			t.Errorf("the neighbour's is revoked, too: %v", err)
+			t.Errorf("the neighbor's is revoked, too: %v", err)
 		}
 		if left := s.secrets(strings.Split(first.Secret, "/")[0], uid); len(left) > 0 {
 			t.Errorf("left: %d Secrets", len(left))
@@ -456,9 +458,9 @@ func TestRevocationNeedsNoRecord(t *testing.T) {
 // Who can write records cannot have the verifier delete what it pleases.
 func TestAttack_T49_ARecordCannotHaveOtherSecretsDeleted(t *testing.T) {
 	s := newSite(t)
-	i, uid, neighbour := s.issuer(config.ServiceAccountToken), s.machine(), s.machine()
-	own, other := s.issue(i, uid), s.issue(i, neighbour)
-	token := s.issue(s.issuer(config.BootstrapToken), neighbour)
+	i, uid, neighbor := s.issuer(config.ServiceAccountToken), s.machine(), s.machine()
+	own, other := s.issue(i, uid), s.issue(i, neighbor)
+	token := s.issue(s.issuer(config.BootstrapToken), neighbor)
 	ctx := s.context()
 	for _, name := range []string{"pull-secret", "mcs-attest-bootstrap-"} {
 		_, err := s.admin.CoreV1().Secrets(s.namespace).Create(ctx,

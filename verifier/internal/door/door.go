@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package door checks that the ports of the Machine Config Server (MCS) on a
 // control-plane node lead to the gate, and not to the MCS itself. The verifier of
 // a cluster uses it; its rules are deploy/base/nftables/mcs-attest.nft.

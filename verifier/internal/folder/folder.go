@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package folder reads the folder of a standalone verifier and follows its changes.
 //
 //	machines/*.yaml           Machines, MachineAttestations

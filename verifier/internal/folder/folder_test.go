@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package folder
 
 import (
@@ -170,7 +172,7 @@ func TestProblemsNameFileAndLine(t *testing.T) {
 		"a Machine that is not YAML": {"machines/worker.yaml", "a: [", "machines/worker.yaml:1: not YAML"},
 		"a Machine with a wrong type": {"machines/worker.yaml", strings.Replace(machineYAML, "uid-0", "7", 1),
 			"machines/worker.yaml:6: metadata.uid is a number"},
-		"a misspelt enrolment": {"attestations/host-0.yaml", strings.Replace(enrolmentYAML, "ekSHA256",
+		"a misspelled enrollment": {"attestations/host-0.yaml", strings.Replace(enrolmentYAML, "ekSHA256",
 			"ekSha256", 1), `attestations/host-0.yaml:6: unknown field "spec.ekSha256"; did you mean "ekSHA256"?`},
 		"a policy for an unknown mode": {"policies/workers.yaml", policyYAML + "  mode: Strict\n",
 			"policies/workers.yaml:6: spec.mode: \"Strict\" is not a valid value"},

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hint adds a remedy to an error. Commands print it on a line below the error.
 package hint
 

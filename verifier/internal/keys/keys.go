@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package keys has the two kinds of keys that all replicas of a verifier share: those that sign tokens,
 // and those that seal challenges and report tickets. They are created, rotated and stored together.
 //

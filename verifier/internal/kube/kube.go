@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kube is the Kubernetes backend of the verifier: its scheme and its controller manager. Each controller is
 // a package below kube/controllers with one Reconcile and a SetupWithManager. There are two exceptions: the restore
 // controller is in kube/restore beside its guard, and doorprobe is a Runnable.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package listen is the TLS listener for nodes. It limits connections and memory, serves HTTP/1.1, and
 // tells a handler over which connection a request arrived.
 //

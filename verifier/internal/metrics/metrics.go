@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package metrics has the verifier's metrics for Prometheus. No value of a label comes from a machine
 // that attests: pools are those of the policies, reasons and kinds are closed sets, and the number of
 // nodes is limited.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package operator does what an administrator's commands ask for, in one of two
 // places: a standalone verifier's [Folder], or a [Cluster] that a kubeconfig
 // leads to. Both read Machines and records and write MachineAttestations and
@@ -73,11 +75,11 @@ func manifest(m *v1alpha1.MachineAttestation) (map[string]any, error) {
 	out.APIVersion, out.Kind, out.ManagedFields = v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, nil
 	raw, err := json.Marshal(out)
 	if err != nil {
-		return nil, fmt.Errorf("encode enrolment: %w", err)
+		return nil, fmt.Errorf("encode enrollment: %w", err)
 	}
 	var fields map[string]any
 	if err := json.Unmarshal(raw, &fields); err != nil {
-		return nil, fmt.Errorf("encode enrolment: %w", err)
+		return nil, fmt.Errorf("encode enrollment: %w", err)
 	}
 	delete(fields, "status")
 	return fields, nil
@@ -104,7 +106,7 @@ func checkGrant(until, now time.Time) error {
 		return nil
 	}
 	if left := until.Sub(now); left <= 0 || left > MaxGrant {
-		return hint.New(fmt.Errorf("a grant until %s is not honoured", until.UTC().Format(time.RFC3339)),
+		return hint.New(fmt.Errorf("a grant until %s is not honored", until.UTC().Format(time.RFC3339)),
 			"it must end in the future, and within 24 hours")
 	}
 	return nil

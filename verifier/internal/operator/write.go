@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package operator
 
 import (
@@ -95,7 +97,7 @@ func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w 
 			spec["quarantined"] = true // only "quarantine --release" ends it
 		}
 		if err := unstructured.SetNestedMap(have.Object, spec, "spec"); err != nil {
-			return Written{}, fmt.Errorf("replace enrolment: %w", err)
+			return Written{}, fmt.Errorf("replace enrollment: %w", err)
 		}
 		made, err = client.Update(ctx, have, metav1.UpdateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
 			FieldValidation: metav1.FieldValidationStrict})

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package outbound limits the calls of the verifier to a provider's API.
 //
 // The caller of such a call is a machine that has proven nothing yet. No client must be able to make

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package page is the read-only web page of a verifier's process: which machines boot and how far they are, which
 // wait for approval, what was denied and why, when keys and certificates end, and the state of the process.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pki creates the certificates of a standalone verifier: a CA and a serving certificate, as for
 // the Machine Config Server (ten years, one CA in the pointer config), with P-256 keys.
 package pki

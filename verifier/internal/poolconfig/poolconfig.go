@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package poolconfig stores the configs of MachineConfigPools, ready to be served. The backends render
 // them: package renderedconfig from a cluster's API, package machineconfigs from a folder. This package
 // decides what a change means:

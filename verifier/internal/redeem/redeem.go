@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package redeem redeems tokens. It checks the record and the current state of the Machine, and takes
 // one use of the token (rule 9 of docs/security-rules.md). Without the record, nothing is redeemed.
 //

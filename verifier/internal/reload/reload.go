@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package reload follows a value that is read from files.
 //
 // It checks the files once a second and reads them again after a change. If the new content does not

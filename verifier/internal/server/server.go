@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package server has the listeners, their routes, readiness and shutdown. It serves the data of a
 // [backend.Backend]. The package imports no backend, so that it serves a folder and a cluster in the
 // same way.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package service is the attestation API over HTTP. It receives the calls of proto/mcsattest/v1, passes
 // them to package appraisal, records the verdict and issues the token.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package standalone joins a verifier's folder and its database. It makes a view of each snapshot for
 // the service, and updates the records after a change in the folder.
 package standalone

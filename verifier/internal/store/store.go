@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package store stores the verifier's records in an embedded database. In standalone mode, this is the
 // only state besides the administrator's files.
 //

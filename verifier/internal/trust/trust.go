@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package trust has the anchors for the clouds' documents and for certified AKs: the embedded defaults,
 // and those with which an administrator replaced them.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package view is the state on which the verifier decides at one time. A backend builds views: package
 // standalone from a folder, package inventory from a cluster. The attestation service and the gate read
 // them.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wholefile replaces files atomically: a reader, also after a power failure, gets either the
 // old or the new content.
 package wholefile

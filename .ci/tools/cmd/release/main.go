@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command release makes what a version of mcs-attest ships, for each architecture: the programs, what goes
 // into an initramfs, RPM and deb packages, OCI images, the manifest of the kubectl plug-in, lists of what
 // the programs consist of, the provenance, and the checksums.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command sbom writes what Go programs consist of, as CycloneDX 1.6 JSON: BINARY.cdx.json for each BINARY.
 //
 //	sbom -version v0.3.0 -source . -o DIR BINARY...

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command testreport reads the output of "go test -json", prints the progress, and reports
 // the result at the end. With files, which may be named pipes, it reads several runs at the
 // same time; without, it reads standard input.

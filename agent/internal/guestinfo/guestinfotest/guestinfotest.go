@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guestinfotest is a hypervisor for tests that implements the other side of the protocol,
 // at the level of registers. QEMU's emulation of the port does not support messages. So this code
 // follows the protocol's description and was not compared with a real hypervisor.

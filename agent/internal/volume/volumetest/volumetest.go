@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package volumetest provides devices that tests can mount without root: a file with the right
 // magic bytes, and a folder with the device's content.
 package volumetest

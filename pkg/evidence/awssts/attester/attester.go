@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attester creates evidence of the kind aws-sts on a node: it signs a GetCallerIdentity
 // request whose signed headers contain the transcript.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package request defines the one request that evidence of the kind aws-sts signs:
 // GetCallerIdentity of AWS's Security Token Service, in a form in which everything except four
 // values is fixed.

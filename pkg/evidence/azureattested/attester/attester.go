@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attester is the node's side of azure-attested: it binds Azure's attested document to one
 // conversation. It has no dependencies, because it is in every initramfs.
 package attester

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attester is the node's side of gcp-identity: the audience to request from the metadata
 // server. The node sends the token unmodified.
 package attester

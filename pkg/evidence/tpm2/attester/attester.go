@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package attester
 
 import (
@@ -204,7 +206,7 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 	// This uses the EK's policy, not the empty password of the high range: that password has
 	// dictionary attack protection, which counts power cuts.
 	var opened tpm2.TPMISHPolicy
-	authorise := func(t transport.TPM, session tpm2.TPMISHPolicy, nonce tpm2.TPM2BNonce) error {
+	authorize := func(t transport.TPM, session tpm2.TPMISHPolicy, nonce tpm2.TPM2BNonce) error {
 		opened = session
 		_, err := tpm2.PolicySecret{
 			AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(a.opts.EndorsementAuth)},
@@ -219,7 +221,7 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 		}
 		return err
 	}
-	session := tpm2.Policy(a.ek.public.NameAlg, 16, authorise,
+	session := tpm2.Policy(a.ek.public.NameAlg, 16, authorize,
 		tpm2.Salted(a.ek.handle, a.ek.public), tpm2.AESEncryption(128, tpm2.EncryptOut))
 	rsp, err := tpm2.ActivateCredential{
 		ActivateHandle: tpm2.AuthHandle{Handle: a.ak.handle, Name: a.ak.name, Auth: tpm2.PasswordAuth(nil)},

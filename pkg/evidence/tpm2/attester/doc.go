@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attester is the node's side of TPM 2.0 evidence. It prepares an endorsement key (EK) and
 // an attestation key (AK), and answers a challenge with a quote and the proof that the credential
 // was activated.

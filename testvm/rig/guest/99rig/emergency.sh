@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs instead of an emergency shell, because of rd.shell=0.
 {
     echo

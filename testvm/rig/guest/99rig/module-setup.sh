@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # The rig's own part of the initramfs: files of a distribution, a second serial port for the
 # journal, and observers that change nothing.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package certs has the commands about the Machine Config Server's CA and serving certificate.
 package certs
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controller has the command that runs the controllers of a cluster.
 package controller
 

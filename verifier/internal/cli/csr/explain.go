@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package csr has the commands about the kubelets' certificate signing requests.
 package csr
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package env is what the commands share: which program was called, on what it works (a folder or a
 // cluster), the flags that say so, the forms of output, and the exit status of an error.
 // A package of commands is one noun. It has everything it shares with other nouns from here.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package machine
 
 import (
@@ -28,6 +30,6 @@ The same as 'enroll --approve ID'.`,
 		},
 	}
 	e.Where(cmd)
-	enrolmentFlags(cmd, &o)
+	enrollmentFlags(cmd, &o)
 	return cmd
 }

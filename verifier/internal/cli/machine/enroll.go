@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package machine
 
 import (
@@ -37,7 +39,7 @@ func enrollCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "enroll",
 		Short: "Say which machine a TPM is in",
-		Long: `Say which machine a TPM is in. The enrolment is a MachineAttestation: a file in
+		Long: `Say which machine a TPM is in. The enrollment is a MachineAttestation: a file in
 the folder attestations/, or an object of the cluster. A serving verifier reads it
 by itself; of a folder, enroll waits until it has.
 
@@ -71,7 +73,7 @@ before the first is written. Those that are enrolled already are left as they ar
 	f.StringVar(&o.approve, "approve", "", "id of a machine that waits for approval")
 	f.StringVarP(&o.file, "filename", "f", "",
 		`a folder of identities, each named after its machine, or a list with "NAME EK-SHA256" in each line`)
-	enrolmentFlags(cmd, &o)
+	enrollmentFlags(cmd, &o)
 	cmd.MarkFlagsMutuallyExclusive("identity", "ek-sha256", "approve", "filename")
 	cmd.MarkFlagsOneRequired("identity", "ek-sha256", "approve", "filename")
 	cmd.MarkFlagsMutuallyExclusive("filename", "name")
@@ -79,9 +81,9 @@ before the first is written. Those that are enrolled already are left as they ar
 	return cmd
 }
 
-func enrolmentFlags(cmd *cobra.Command, o *enrollOptions) {
+func enrollmentFlags(cmd *cobra.Command, o *enrollOptions) {
 	f := cmd.Flags()
-	f.StringVar(&o.name, "name", "", "name of the enrolment (default: the Machine's)")
+	f.StringVar(&o.name, "name", "", "name of the enrollment (default: the Machine's)")
 	f.StringVar(&o.pool, "pool", "",
 		"pool, for a machine without a Machine object (default for one that waits: the one it asked for)")
 	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package machine has the commands about machines: status, explain, enroll, approve, forget,
 // quarantine and reattest.
 package machine

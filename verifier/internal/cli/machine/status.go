@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package machine
 
 import (
@@ -123,7 +125,7 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 		return err
 	}
 	if len(s.Machines)+len(s.Pending)+len(unknown) == 0 {
-		fmt.Fprintln(out, "(no Machine, no enrolment, and nobody waits)")
+		fmt.Fprintln(out, "(no Machine, no enrollment, and nobody waits)")
 	}
 	printUnenrolled(out, e, s, unknown)
 	for _, p := range s.Problems {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policy has the commands about what machines must prove: policy check, appraise and refvals.
 package policy
 

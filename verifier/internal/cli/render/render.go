@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package render has the command that renders a MachineConfigPool, and explains what it rendered.
 package render
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package serve has the command that serves. It wires a backend, a folder or a cluster, to the server.
 package serve
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package setup
 
 import (
@@ -46,7 +48,7 @@ func initCommand() *cobra.Command {
     mcs-attest-verifier serve --config DIR/mcs-attest.yaml
 
 serves. Give the file DIR/pointers/POOL.ign to the machines as their user-data,
-put what they shall become into DIR/configs/POOL.ign, and enrol them.
+put the full config into DIR/configs/POOL.ign, and enroll them.
 
 Nothing that exists is overwritten: init can be run again, for example to add a
 pool. Certificates and keys of an existing folder are kept.`,

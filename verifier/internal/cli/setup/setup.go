@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package setup has the commands that make a verifier's folder, and that keep it: init, backup, restore
 // and anchors.
 package setup

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package support has the command that gathers what explains a problem.
 package support
 

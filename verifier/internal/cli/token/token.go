@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package token has the commands about the keys that sign tokens and seal challenges, and about the
 // provisioning token.
 package token

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package approval reads the facts for a decision about a kubelet's certificate signing request. Package
 // pkg/approver makes the decision. The csr controller and the command "csr explain" use this package.
 //

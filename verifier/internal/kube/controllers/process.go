@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controllers is the controller process. It does everything that the verifier does to a cluster
 // and that serving machines does not need. It has its own account. Several replicas run. One leads by
 // the Lease mcs-attest-verifier; the others have read the cluster and are ready to take over.

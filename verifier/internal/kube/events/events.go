@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package events writes Kubernetes Events about machines and about the verifier's own objects.
 //
 // It needs create and patch of events in the namespaces of the Machines and in the verifier's own. It needs create

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package front is the backend of a verifier that serves in a cluster. One replica of the front runs on each
 // control-plane node. It reads the cluster through informers, keeps records and claims, serves the bootstrap
 // credentials that the controller publishes, and writes Events. It holds no lease. All other writes to the cluster

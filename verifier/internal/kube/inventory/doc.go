@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inventory is the cached state of the cluster in a process of the verifier. Both processes
 // have one. The front appraises with its [view.View]. In the controller process, it triggers the
 // controllers.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package inventory_test
 
 import (
@@ -143,7 +145,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 			until(t, "it stands in", p.matches(t, 6+i, "edge", ns+"/s5"))
 		}
 	})
-	t.Run("E12: a BareMetalHost enrols its consumer", func(t *testing.T) {
+	t.Run("E12: a BareMetalHost enrolls its consumer", func(t *testing.T) {
 		w.worker("m6")
 		w.create(hosts, machineNamespace, map[string]any{"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
 			"metadata": map[string]any{"name": "h6", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek(8)}},

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package records stores the records of attestations in the Kubernetes API: a MachineAttestation for
 // each Machine, an IdentityClaim for each identity component, and a MachineAttestation for each machine
 // that waits for approval.

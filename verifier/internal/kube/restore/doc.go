@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package restore prevents a restore of etcd from making anything less strict. Both processes use it,
 // the front and the controller.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sources keeps objects of the Kubernetes API current in memory. The verifier's backend for a cluster uses
 // it for everything that serving reads.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package poolconfigtest has the objects and the client of the tests of package
 // poolconfig's backends.
 package poolconfigtest

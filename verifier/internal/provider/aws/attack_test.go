@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package aws_test
 
 import (
@@ -26,7 +28,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 		{"the same instance in two reservations", func(w *world) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true})
 		}, reason.MachineAmbiguous},
-		{"a neighbour beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) },
+		{"a neighbor beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) },
 			reason.MachineAmbiguous},
 		{"another instance's id", func(w *world) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Other: "i-0ffffffffffffffff"})
@@ -75,7 +77,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 }
 
 func TestAnswerAboutAnotherInstance_IsATemporaryDenial(t *testing.T) {
-	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbour": {Extra: true},
+	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbor": {Extra: true},
 		"another": {Other: "i-0ffffffffffffffff"}, "none": {Empty: true}} {
 		w := newWorld(t)
 		w.cloud.Fail("DescribeInstances", f)

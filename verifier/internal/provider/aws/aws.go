@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package aws queries Amazon about its machines: EC2 about instances (for aws-iid) and the endorsement
 // keys of their TPMs (for tpm2), and STS about the signer of a request (for aws-sts).
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package azure queries Azure about its machines: Resource Manager (ARM) for the vmId of a virtual
 // machine, and the login endpoint for the keys with which a tenant signs tokens.
 //

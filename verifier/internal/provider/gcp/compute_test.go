@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package gcp_test
 
 import (
@@ -158,7 +160,7 @@ func TestUnavailableDirectory_IsATemporaryDenial(t *testing.T) {
 			if _, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable {
 				t.Errorf("again: %v", err)
 			}
-			// A closed connection may be dialled once more by net/http.
+			// A closed connection may be dialed once more by net/http.
 			if got := w.cloud.Calls(emulator.Compute) - before; got != 1 && (name != "off" || got > 2) {
 				t.Errorf("%d calls, want 1", got)
 			}

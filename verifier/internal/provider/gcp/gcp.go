@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gcp queries Google for the keys that sign identity tokens, and for the endorsement keys of an
 // instance's virtual TPM.
 //

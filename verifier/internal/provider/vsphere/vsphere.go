@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package vsphere queries vCenters for the endorsement keys of virtual TPMs.
 //
 // vSphere signs nothing that a machine could present. But a virtual machine's TPM is a device in its

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package machineconfigs is the standalone backend of package poolconfig. It reads a folder of
 // MachineConfigs, MachineConfigPools, a ControllerConfig and an OSImageStream, and renders each pool
 // again when a file changes.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package swtpmtest starts software TPMs for tests. It needs Debian's packages swtpm and
 // swtpm-tools. Without them a test fails with a message that names them.
 package swtpmtest

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bootstrapcredential creates the bootstrap credential of each machine that attested, and
 // publishes it for the process that serves configs (package credential). That process can write
 // records, so a record only proves that a machine attested. The inventory, confirmed by a live read,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package csr_test
 
 import (
@@ -257,7 +259,7 @@ func TestAttack_T54_RequestsForMoreThanAClientCertificate(t *testing.T) {
 	m := s.machine("w-0")
 	k := s.attested(m)
 	for name, change := range map[string]func(*request, *certificateRequest){
-		"another organisation": func(_ *request, r *certificateRequest) {
+		"another organization": func(_ *request, r *certificateRequest) {
 			r.Subject.Organization = append(r.Subject.Organization, "example.com:admins")
 		},
 		"a URI": func(_ *request, r *certificateRequest) {

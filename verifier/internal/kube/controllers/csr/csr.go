@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package csr approves the certificate signing requests of kubelets, in place of or beside OpenShift's
 // cluster-machine-approver (docs/approver.md). Package pkg/approver decides, on the facts that package
 // approval reads.

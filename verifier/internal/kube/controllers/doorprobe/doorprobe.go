@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package doorprobe periodically checks that the ports of the Machine Config Server on each
 // control-plane node lead to the gate.
 //

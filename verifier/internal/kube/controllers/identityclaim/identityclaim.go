@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package identityclaim releases the IdentityClaims of Machines that were deleted and left no record.
 // Such a claim does no harm, because it is also released when another machine presents the identity. So
 // the controller reads all claims only when it starts, and once an hour.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package machinerecord keeps the record of each Machine consistent with the Machine. It creates the
 // record, latches that the machine is quarantined or has joined, revokes the bootstrap credentials of a
 // quarantined machine, releases a quarantine, and deletes the record with its Machine. Function

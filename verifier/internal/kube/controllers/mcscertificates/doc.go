@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mcscertificates renews the certificates of the Machine Config Server in a cluster where the
 // machine-config-operator does not. These are its CA, the bundle of every valid CA, the serving
 // certificate, and the bundle in pointer configs. Package mcscert has the rules. library-go's

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package noderoles reports Nodes with a control-plane role whose machine belongs to another pool, and
 // lists the Nodes that may have such a role. Package noderole in pkg decides; this package writes.
 //

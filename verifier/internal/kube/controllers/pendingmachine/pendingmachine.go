@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pendingmachine deletes machines that were pending for too long: MachineAttestations in the
 // verifier's namespace that no administrator has approved, and whose machine stopped sending requests.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pointerconfig writes the current provisioning token into the pointer configs from which
 // machines boot. Package pointer has the rules.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policystatus maintains the condition Accepted of AttestationPolicies, and of
 // MachineAttestations that cannot be used or previously could not. It writes Events about every object
 // that cannot be used as it is.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package provisioningtoken rotates the provisioning token, and completes the edits of an
 // administrator. Package provisioning has the rules.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package renderedconfig is the controller that renders the configs of the cluster's
 // MachineConfigPools. It runs in every replica of the front, without leader election, because its
 // result is in memory, in a [poolconfig.Store]. It also runs in the controller process, which reports

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package signingkeys creates and rotates the keys that all replicas of the verifier share: those that
 // sign tokens, and those that seal challenges and report tickets. Package keys has the rules.
 //

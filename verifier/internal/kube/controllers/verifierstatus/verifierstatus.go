@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package verifierstatus maintains the AttestationVerifier "cluster": its conditions, the holder of the
 // lease, the version, and the Nodes that may have a control-plane role.
 //
