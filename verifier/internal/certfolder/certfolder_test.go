@@ -383,8 +383,8 @@ func TestFolderWithoutTheKey(t *testing.T) {
 
 func TestFolderThatIsBroken(t *testing.T) {
 	for name, c := range map[string]struct{ file, content, want string }{
-		"a bundle of nothing": {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
-		"no serving":          {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
+		"a bundle of nothing": {"tls/ca.crt", "x", "tls/ca.crt: the PEM data has no certificate"},
+		"no serving":          {"tls/tls.crt", "", "tls/tls.crt: the PEM data has no certificate"},
 		"a key that is none":  {"tls/ca.key", "x", "not a private key in PEM"},
 		"a key of no CA": {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
 			"no CA in tls/ca.crt has this key"},

@@ -98,7 +98,7 @@ func TestABrokenChangeLeavesTheLastGoodConfig(t *testing.T) {
 				strings.Replace(poolconfigtest.Needed, "true", "yes", 1)),
 			[]string{"50-site", "needed-before-node-approved"}},
 		{"the same object twice", "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/other", "", ""),
-			[]string{"50-site", "second time"}},
+			[]string{"50-site", "is a duplicate"}},
 		{"another kind of object", "copy.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n",
 			[]string{"copy.yaml:", "Pod"}},
 	} {
