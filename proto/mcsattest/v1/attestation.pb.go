@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The contract between the agent (RFC 9334: the attester) and the verifier.
 //
 // proto/README.md is normative for every unit, encoding and limit named here,

@@ -238,7 +238,7 @@ func TestBrowser(t *testing.T) {
 		bad := eval[[]string](t, tab, `[
 			...[...document.querySelectorAll("th:not([scope])")].map((e) => "a header cell without scope: " + e.textContent),
 			...[...document.querySelectorAll("section")].filter((e) => !e.matches("[aria-label]") &&
-				!document.getElementById(e.getAttribute("aria-labeledby"))).map((e) => "a section without a name: " + e.id),
+				!document.getElementById(e.getAttribute("aria-labelledby"))).map((e) => "a section without a name: " + e.id),
 			...["header", "nav", "main", "footer", "h1", "[aria-live=polite]", "[role=status]", "a.skip[href='#boots']"]
 				.filter((s) => !document.querySelector(s)).map((s) => "no " + s),
 			...[...document.querySelectorAll(".scroll")].filter((e) => e.tabIndex !== 0).map((e) => "no key scrolls a table"),
