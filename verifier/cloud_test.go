@@ -377,7 +377,7 @@ func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
 	azure := newSite(t, "azure")
 	azure.policy("  evidence: [{all: [azure-attested, tpm2]}]\n  tpm2: {endorsements: [provider, enrolled]}\n")
 	if all := azure.server.Clouds.Unusable(azure.server.View().Policies); len(all) != 1 ||
-		!strings.Contains(all[0], "no provider vouches for a TPM") {
+		!strings.Contains(all[0], "no provider endorses a TPM") {
 		t.Errorf("%q", all)
 	}
 }
