@@ -219,7 +219,7 @@ func TestUpstreamLoop_CausesOneDecision(t *testing.T) {
 	}
 	eventually(t, func() bool {
 		_, body := s.get("http://" + s.health + "/readyz")
-		return strings.Contains(body, "upstream: ") && strings.Contains(body, "leads back")
+		return strings.Contains(body, "upstream: ") && strings.Contains(body, "the gate of a verifier")
 	}, func() string { _, body := s.get("http://" + s.health + "/readyz"); return "readyz: " + body })
 	s.eventuallyReady(t, false)
 	ask := func() bool {
