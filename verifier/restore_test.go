@@ -82,6 +82,7 @@ func TestAttack_T60_ARestoreMakesNothingLessStrictUntilAcknowledged(t *testing.T
 	},
 		func() string { return "the grant was withdrawn, and the machine gets in" })
 
+	rs.age(500)
 	if err := rs.cluster.Restore(snapshot); err != nil {
 		t.Fatal(err)
 	}
