@@ -43,7 +43,7 @@ func TestCertificatesInACluster(t *testing.T) {
 	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data",
 		map[string]any{"stringData": map[string]any{"userData": string(pointerText)}}))
 	p := rs.serve(0, "certificates: {}\n")
-	eventually(t, func() bool { return strings.Contains(p.log.everything(), "'certs init' with an administrator's") },
+	eventually(t, func() bool { return strings.Contains(p.log.everything(), "'certs init' once with an administrator's") },
 		func() string { return "it does not say what to do" })
 
 	// As an administrator.

@@ -216,7 +216,7 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 	for range 10 {
 		refused()
 	}
-	eventually(t, func() bool { return strings.Contains(degraded(), "3 Machines and enrollments") }, degraded)
+	eventually(t, func() bool { return strings.Contains(degraded(), "3 restored Machines and enrollments") }, degraded)
 
 	rs.cluster.Kubectl(t, "annotate", "--overwrite", "attestationverifier", "cluster", "mcs-attest.dev/restore-seen="+time.Now().UTC().Add(time.Second).Format(time.RFC3339))
 	for name, n := range removed {

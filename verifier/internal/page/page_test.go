@@ -53,6 +53,13 @@ func (p *process) TokenKeys() token.KeySet         { return p.pair.Tokens }
 func (p *process) SealKeys() seal.Ring             { return p.pair.Seals }
 func (p *process) Provisioning() provisioning.View { return provisioning.View{} }
 
+// reads returns how often the state was read.
+func (p *process) reads() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked
+}
+
 func (p *process) set(change func(*admin.State)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -273,8 +280,8 @@ func TestPage_ServesNoPartsToOtherSites(t *testing.T) {
 			t.Errorf("%s, %s: %d", c.site, c.mode, got)
 		}
 	}
-	if p.asked != 1 {
-		t.Errorf("the state was read %d times", p.asked)
+	if p.reads() != 1 {
+		t.Errorf("the state was read %d times", p.reads())
 	}
 }
 
@@ -390,16 +397,16 @@ func TestStreams_AreBoundedAndShareOneSnapshot(t *testing.T) {
 			open = append(open, read(t, page))
 		}
 		get(page, Path)
-		if p.asked != 1 {
-			t.Errorf("%d streams and a page read the state %d times", maxStreams, p.asked)
+		if p.reads() != 1 {
+			t.Errorf("%d streams and a page read the state %d times", maxStreams, p.reads())
 		}
 		if code := get(page, Path+"/events").Code; code != http.StatusServiceUnavailable {
 			t.Errorf("one stream too many: %d", code)
 		}
 		time.Sleep(10 * interval)
 		synctest.Wait()
-		if p.asked < 5 || p.asked > 11 {
-			t.Errorf("in ten seconds the state was read %d times", p.asked)
+		if p.reads() < 5 || p.reads() > 11 {
+			t.Errorf("in ten seconds the state was read %d times", p.reads())
 		}
 		open[0].cancel()
 		synctest.Wait()
@@ -411,9 +418,9 @@ func TestStreams_AreBoundedAndShareOneSnapshot(t *testing.T) {
 			s.cancel()
 		}
 		synctest.Wait()
-		asked := p.asked
+		asked := p.reads()
 		time.Sleep(time.Minute)
-		if p.asked != asked {
+		if p.reads() != asked {
 			t.Error("the state is read while nobody reads the page")
 		}
 	})
