@@ -291,7 +291,6 @@ func (rs *replicas) quarantine(uid string, on bool) {
 	}
 }
 
-// degraded: the cluster's condition says so, for this reason.
 // age writes n revisions, as the time since a backup does. A replica notices a restore
 // by its revision, so a backup of a moment ago could be overtaken before all connect.
 func (rs *replicas) age(n int) {
@@ -311,6 +310,7 @@ func (rs *replicas) age(n int) {
 	}
 }
 
+// degraded reports whether the cluster's condition Degraded has this reason.
 func (rs *replicas) degraded(reason string) bool {
 	o, err := rs.client.Resource(verifierResource).Get(context.Background(), v1alpha1.VerifierName, metav1.GetOptions{})
 	if err != nil {
