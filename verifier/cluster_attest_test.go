@@ -80,7 +80,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	if p.controller, controllers, err = controller.New(&control, log, now, version); err != nil {
 		rs.t.Fatal(err)
 	}
-	p.server, s.AnswerTimeout = s, rs.answerTimeout
+	p.server = s
 	h, err := s.Handler(context.Background())
 	if err != nil {
 		rs.t.Fatal(err)

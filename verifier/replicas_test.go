@@ -66,8 +66,6 @@ type replicas struct {
 	source string // of the manifests: the root of a source tree
 
 	namespaces []string // of Machines, besides the Machine API's
-	// answerTimeout is the gate's in replicas of this process; 0: its default.
-	answerTimeout time.Duration
 }
 
 // replica is a front and a controller, each a process.

@@ -54,7 +54,6 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 		Source:        s.clientAddress,
 		CorrelationID: audit.NewCorrelationID,
 		Now:           s.Now,
-		AnswerTimeout: s.AnswerTimeout,
 	}
 	if own := s.Credentials(); own != nil {
 		c.Credentials = own

@@ -31,9 +31,6 @@ type Server struct {
 	*backend.Parts
 	backend.Backend
 
-	// AnswerTimeout is that of the gate. If 0, the gate uses its default.
-	AnswerTimeout time.Duration
-
 	upstreamProbe *upstreamProbe // nil if there is no upstream
 	stopProbe     context.CancelFunc
 }
