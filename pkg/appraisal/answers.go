@@ -17,7 +17,8 @@ import (
 type Answers struct {
 	Statements map[string]evidence.Statement `json:"statements,omitempty"` // by kind
 	Keys       *tpm2.ProviderKeys            `json:"keys,omitempty"`
-	// Refused has the denials, by kind; that of the TPM's provider is under "tpm2".
+	// Refused has the providers' denials, by kind. The one about the TPM's keys has the
+	// kind "tpm2".
 	Refused map[string]Refused `json:"refused,omitempty"`
 }
 
@@ -38,7 +39,7 @@ func (a *Answers) refused(k evidence.Kind, err error) {
 	a.Refused[k.String()] = Refused{Code: d.Code, Detail: d.Error()}
 }
 
-// denial returns the recorded denial, or that no answer was recorded.
+// denial returns the recorded denial, or a temporary one if no answer was recorded.
 func (a *Answers) denial(k evidence.Kind) error {
 	if r, ok := a.Refused[k.String()]; ok {
 		return reason.Deny(r.Code, "recorded answer: %s", r.Detail)
@@ -79,7 +80,7 @@ func (a *Answers) Recording(in Context) Context {
 	return in
 }
 
-// Replaying returns in with the answers of a instead of providers. The documents are
+// Replaying returns in with providers that return the answers in a. The documents are
 // still verified.
 func (a *Answers) Replaying(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
@@ -105,7 +106,7 @@ func (a *Answers) Replaying(in Context) Context {
 	return in
 }
 
-// interceptor is a verifier whose claims are confirmed by a func.
+// interceptor is a verifier whose claims are confirmed by the function confirm.
 type interceptor struct {
 	evidence.Verifier
 	confirm func(context.Context, evidence.Claim, evidence.Candidate) (evidence.Statement, error)

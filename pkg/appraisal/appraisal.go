@@ -5,28 +5,29 @@
 // saved one. Input is an opened challenge, the evidence, the pool's policy and the
 // known Machines. Output is one Machine, or the reason for the denial.
 //
-// The package is pure. Cheap checks come first, and no provider is asked for a
-// caller that has not proven anything. In order:
+// A provider is a cloud or a vCenter that confirms evidence. Cheap checks come first, and no provider
+// is asked about a caller that has not proven anything. The transcript is the hash of the whole
+// exchange (package transcript). The package is pure. The checks, in order:
 //
 //   - the challenge is fresh and belongs to this policy, connection and origin
 //     ([Bind]);
 //   - every required kind of evidence is present: EvidenceMissing;
 //   - each kind verifies over the same transcript, without a call to a provider;
-//   - if providers must be asked, exactly one Machine is the candidate, and it may
-//     attest now (see candidate);
+//   - if providers must be asked, the evidence or the machine's claims select exactly one Machine, and
+//     it may attest now;
 //   - the providers confirm what their documents state;
 //   - an endorsement that the policy allows vouches for the EK;
 //   - everything that was proven names the same Machine, and it may have the pool;
 //   - the profile allows the measured boot.
 //
-// A challenge that requires only the provisioning token skips the last five
-// checks. Machines share that token, so it names none of them. Its [Verdict] has no
-// Machine, and no record or token may be based on it (rule 14 of
-// docs/security-rules.md). Together with other kinds it is one more proof.
+// A challenge that requires only the provisioning token skips the last five checks. Machines share
+// that token, so it names none of them. Its [Verdict] has no Machine, and the caller must not write a
+// record or issue a token for it (rule 14 of docs/security-rules.md). Beside other kinds, the token is
+// one more requirement.
 //
-// [Appraise] returns a [Verdict] only if all checks pass. A denial of a caller that
-// proved which Machine it is, is a [Refusal]: only such a denial may be written to
-// that Machine's record (rule 3 of docs/security-rules.md).
+// [Appraise] returns a [Verdict] only if all checks pass. If the caller proved which Machine it is,
+// the denial is a [Refusal] with that Machine. Only such a denial may be written to the Machine's
+// record (rule 3 of docs/security-rules.md).
 package appraisal
 
 import (
@@ -94,8 +95,9 @@ type Context struct {
 	Machines   Machines
 	Endorsers  map[v1alpha1.Endorsement]tpm2.Endorser
 	References []measuredboot.ReferenceValues
-	// Clouds verify the clouds' documents, by kind. Directory returns the EKs of their
-	// instances. A missing one leads to a temporary denial.
+	// Clouds verify the clouds' documents, by kind. If a required one is missing, the denial is
+	// temporary. Directory returns the EKs of the clouds' instances. If it is nil, no provider
+	// endorses a TPM.
 	Clouds    map[evidence.Kind]evidence.Verifier
 	Directory tpm2.Directory
 	// Recorded returns the UID of the Machine whose record has a component of this
@@ -126,12 +128,13 @@ type Refusal struct {
 	denial error
 	// Machine is the Machine whose identity the caller proved, or nil.
 	Machine *machine.Machine
-	// Unproven reports that the document that names the Machine could be a copy. The
-	// caller may receive the denial after a live check, but no record may note it.
+	// Unproven reports that the document that names the Machine could be a copy. The denial must then
+	// not be written to the Machine's record.
 	Unproven bool
 	// Unenrolled is a genuine TPM that belongs to no known Machine, or nil.
 	Unenrolled *tpm2.Endorsement
-	// EKSHA256 is the EK of a TPM that answered the challenge and that no Machine has; zero otherwise.
+	// EKSHA256 is the hash of the EK, if the TPM answered the challenge and no Machine has it.
+	// Otherwise it is zero.
 	EKSHA256 [sha256.Size]byte
 }
 

@@ -10,8 +10,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// boot appraises the measured boot. A profile whose action is Warn accepts a boot
-// that violates it, but never one with the wrong PCR 11.
+// boot appraises the measured boot by the policy's profile. With the action Warn, a
+// boot that violates the profile causes a warning instead of a denial. A wrong PCR 11
+// is always denied.
 func (a *appraisal) boot() error {
 	if a.quote == nil {
 		return nil

@@ -76,11 +76,11 @@ func (a *appraisal) verifyDocuments(ctx context.Context) error {
 	return nil
 }
 
-// candidate finds the Machine that providers are asked about: the one that verified
-// statements name, or else the one that the machine's claims name. A claim is never
-// evidence; it only selects the question. A caller without a claim, or whose
-// Machine may not attest now, causes no call. For evidence without documents, a
-// provider is asked only if the policy has the endorsement Provider.
+// candidate finds the Machine that providers are asked about, and sets a.asked. It is
+// the one that verified documents name, or else the one that the machine's claims name.
+// The claims are not evidence: they only select the Machine to ask about. A caller that
+// names no Machine, or whose Machine may not attest now, causes no call. Without
+// documents, a provider is asked only if the policy has the endorsement Provider.
 func (a *appraisal) candidate() error {
 	byProvider := a.quote != nil && a.Directory != nil && a.Policy.Endorses(v1alpha1.EndorsementProvider)
 	if len(a.claims) == 0 && !byProvider {
@@ -126,9 +126,9 @@ func (a *appraisal) candidate() error {
 	return &Refusal{denial: err, Machine: a.Machines.Named(id, a.rules()), Unproven: !bound}
 }
 
-// find calls Match. A Machine that is too old still matches if the instance that a
-// document names is on its record. The record is read only in that case, and only
-// for a caller whose document verified.
+// find returns the Machine with this identity. A Machine that is too old for a first
+// attestation still matches if its record has the instance that a document names. Only
+// in that case find reads the record.
 func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity) (*machine.Machine, error) {
 	m, err := a.Machines.Match(id, a.rules())
 	if err == nil || reason.From(err).Code != reason.MachineTooOld || recorded.InstanceID == "" {

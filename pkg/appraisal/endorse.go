@@ -16,13 +16,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// endorse asks the endorsers that the policy allows, in the policy's order. The
-// first one that knows the EK decides.
+// endorse asks the endorsers that the policy allows, in the fixed order of package
+// policy. The first one that endorses the EK decides.
 //
-// If a document names the instance, its provider's answer about the instance's TPM
-// is final, and an unavailable provider leads to a temporary denial: an attacker
-// who causes an outage must not get a weaker endorsement. If only the machine's
-// claim names the instance, an enrollment takes precedence and suffices.
+// If a document names the instance, its provider's answer about the instance's TPM is
+// final. An unavailable provider leads to a temporary denial, because an attacker who
+// causes an outage must not get a weaker endorsement. If only the machine's claims name
+// the instance, an enrollment takes precedence and suffices.
 func (a *appraisal) endorse(ctx context.Context) error {
 	if a.quote == nil {
 		return nil
@@ -58,15 +58,15 @@ func (a *appraisal) endorse(ctx context.Context) error {
 	if unusable != nil && !a.Policy.Endorses(v1alpha1.EndorsementEnrolled) {
 		return unusable
 	}
-	// An enrollment may follow; the details of the failure are for administrators.
+	// An administrator may still enroll the EK, so the denial is temporary.
 	if unusable != nil {
 		return a.unknown(reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash))
 	}
 	return a.unknown(reason.Deny(reason.EKNotEnrolled, "EK %x", hash))
 }
 
-// match finds the one Machine that all proofs name. If that Machine may not attest
-// now, match sets a.machine and also returns an error.
+// match finds the one Machine that all proofs name, and sets a.machine. It also sets
+// a.machine if it returns an error because that Machine may not attest now.
 func (a *appraisal) match() error {
 	rules := a.rules()
 	var id machine.Identity
@@ -103,9 +103,9 @@ func (a *appraisal) match() error {
 	return nil
 }
 
-// tied reports whether something besides an enrollment tells to which machine the
-// TPM belongs: the provider, an AK certificate that names an instance, or a
-// statement that is bound to this exchange.
+// tied reports whether anything besides an enrollment proves to which machine the TPM
+// belongs: the provider, an AK certificate that names an instance, or a statement that
+// is bound to this exchange.
 func (a *appraisal) tied() bool {
 	switch a.endorsement {
 	case v1alpha1.EndorsementProvider:
@@ -146,7 +146,8 @@ func (a *appraisal) refuse(err error) error {
 	return r
 }
 
-// unknown returns the denial of a caller that no Machine has, with its EK if it has proven one.
+// unknown returns err as the denial of a caller that belongs to no Machine, with its EK if it
+// proved one.
 func (a *appraisal) unknown(err error) error {
 	if a.quote == nil {
 		return err

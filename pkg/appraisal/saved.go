@@ -15,8 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Saved is one Attest call, from which the appraisal can be repeated without the
-// machine. It contains the activation secret of its challenge, which is worthless
+// Saved has everything about one Attest call that is needed to appraise it again without
+// the machine. It contains the activation secret of its challenge, which is worthless
 // after the call.
 type Saved struct {
 	Version       int       `json:"version"`
@@ -73,7 +73,7 @@ type savedDocument struct {
 
 const savedVersion = 1
 
-// Save returns a copy of a call.
+// Save returns the input of a call with its correlation ID. The caller sets Answers.
 func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *Saved {
 	c := in.Challenge
 	s := &Saved{

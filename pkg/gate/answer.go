@@ -12,8 +12,8 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// problem is the body of a denial (RFC 9457). It has only the class of the reason. The
-// failed check is only for administrators, who find it by the correlation ID.
+// problem is the body of a denial (RFC 9457). It names only the class of the reason.
+// Administrators find the failed check by the correlation ID.
 type problem struct {
 	Type     string `json:"type"`
 	Title    string `json:"title"`
@@ -33,8 +33,7 @@ var titles = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "Temporarily unavailable.",
 }
 
-// deny writes every denial. The response to HEAD differs only in the missing body, which
-// net/http omits.
+// deny writes the response for a denial. For a HEAD request, net/http omits the body.
 func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationID string) {
 	info := d.Code.Info()
 	p := problem{Type: "about:blank", Title: titles[info.Class], Status: info.GateStatus}
@@ -68,7 +67,8 @@ func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationI
 	_, _ = w.Write(body) // an error means that the client disconnected
 }
 
-// challenge returns the header of RFC 6750, section 3. If no token was presented, it has no error code.
+// challenge returns the WWW-Authenticate header (RFC 6750, section 3). If the request has no token,
+// code is "".
 func challenge(code string) string {
 	parts := []string{`Bearer realm="mcs"`}
 	if code != "" {

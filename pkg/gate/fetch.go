@@ -51,8 +51,9 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 // forwards no others, in particular not the token.
 var forwarded = []string{"Accept", "User-Agent"}
 
-// fetch requests the pool's config from the upstream and checks the response, unless a
-// HEAD has just fetched the same. In order:
+// fetch requests the pool's config from the upstream and checks the response. If a HEAD
+// request recently fetched the same config, fetch returns that response. The checks, in
+// order:
 //
 //   - it arrived in time: UpstreamUnavailable
 //   - it is not larger than MaxConfig: UpstreamInvalid, as for all others below
@@ -217,8 +218,8 @@ func (a *answer) find() (err error) {
 	return nil
 }
 
-// digests caches the results for the last configs that passed, by digest, because parsing
-// a config takes ten times as long as hashing it.
+// digests caches the parsed properties of the last configs that passed, by digest,
+// because parsing a config takes ten times as long as hashing it.
 type digests struct {
 	mu   sync.Mutex
 	ring [32]struct {

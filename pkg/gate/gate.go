@@ -4,17 +4,17 @@
 // config only to clients with a valid token (RFC 9334: a relying party). The verifier's
 // node listener uses it.
 //
-// It is a plain http.Handler around an upstream http.Handler: a reverse proxy to the
-// Machine Config Server, or the verifier's own config source. It answers GET and HEAD on
-// /config/<pool>, on /healthz (the Machine Config Server's probe path) and on /readyz,
-// and 404 on every other path.
+// The gate is an http.Handler in front of another one, the upstream: a reverse proxy to
+// the Machine Config Server, or the verifier's own config source. It answers GET and
+// HEAD on /config/<pool>, on /healthz (the Machine Config Server's probe path) and on
+// /readyz, and 404 on every other path.
 //
 // Ignition's behavior determines the responses (docs/gate.md has the whole table):
 //
-//   - Every 4xx is final and leads to the emergency shell. So 401 and 403 are only for
-//     final denials.
-//   - Ignition repeats a request after every 5xx, indefinitely. So 503 is for temporary
-//     denials and for failures of the verifier.
+//   - Every 4xx is final and leads to the emergency shell. So the gate sends 400, 401
+//     and 403 only for final denials.
+//   - Ignition repeats a request after every 5xx, indefinitely. So the gate sends 503
+//     for temporary denials and for failures of the verifier.
 //   - With an empty 200 or a 204, Ignition silently provisions nothing, and after a
 //     redirect the client's headers are lost. The gate sends neither. It reads the
 //     upstream's response in full and checks that it is an Ignition config before it
@@ -28,8 +28,8 @@
 // complete response. So neither a failed response nor HEAD costs a use. HEAD requires the
 // same token (rule 9 of docs/security-rules.md).
 //
-// If a pool's policy has an alternative with only the provisioning token, that token also
-// suffices. It names no machine, so no use is counted.
+// If a pool's policy accepts the provisioning token without other evidence, that token
+// also opens the gate. It names no machine, so no use is counted.
 package gate
 
 import (
@@ -61,9 +61,10 @@ type PoolPolicy struct {
 	Mode Mode
 	// PreApproved serves the pre-approved config to callers without a token in mode Enforce.
 	PreApproved bool
-	// ProvisioningToken means that the provisioning token suffices by itself.
+	// ProvisioningToken means that the policy accepts the provisioning token without
+	// other evidence.
 	ProvisioningToken bool
-	// OnlyProvisioningToken means that the policy accepts no other evidence.
+	// OnlyProvisioningToken means that the policy accepts only the provisioning token.
 	OnlyProvisioningToken bool
 	// OpenWithoutToken serves the full config to callers without a token while no
 	// provisioning token exists. Otherwise callers wait until it exists.
@@ -99,8 +100,8 @@ type Config struct {
 	Redeem   redeemer
 	// PreApproved serves the pre-approved config of a pool. If it is nil, no pool has one.
 	PreApproved http.Handler
-	// Credentials returns the bootstrap credential of a token's machine, which replaces the
-	// shared one in its config. If it is nil, the config keeps the shared one.
+	// Credentials returns the bootstrap credential of the token's machine, which replaces
+	// the shared one in the config. If it is nil, the config keeps the shared one.
 	Credentials credentials
 	// Provisioning gives access to the provisioning token. With the zero value the token is
 	// unknown, and callers that need it wait.
@@ -110,9 +111,9 @@ type Config struct {
 	Healthy func() bool
 	// Admit limits the request rate of a source. If it is nil, the gate admits every request.
 	Admit func(*http.Request) error
-	// AdmitToken decides about a request with a valid token that Admit rejected. Other
-	// clients with the same address must not lock out a machine. If it is nil, the gate
-	// admits such requests.
+	// AdmitToken decides about a request that Admit rejected but that has a valid
+	// token, so that other clients with the same address do not lock out a machine. If
+	// it is nil, the gate admits such requests.
 	AdmitToken func(*http.Request, token.Claims) error
 	// Observe is called for each response.
 	Observe func(*http.Request, Decision)
@@ -419,7 +420,7 @@ type redeemer interface {
 	Check(ctx context.Context, c token.Claims) (Redemption, error)
 }
 
-// Redemption is the use of a checked token by one request.
+// Redemption counts the use of a checked token by one request.
 type Redemption interface {
 	// Redeem counts the use, atomically. It denies a credential that the record does not have.
 	Redeem(ctx context.Context, own *credential.Credential) error

@@ -69,8 +69,8 @@ func readTokens(r *http.Request, p PoolPolicy) presentedTokens {
 	return c
 }
 
-// candidate returns what may be a provisioning token: the header's, or the URL's if there
-// is no header.
+// candidate returns the token that may be a provisioning token: that of the header, or
+// that of the URL if there is no header.
 func (c presentedTokens) candidate() ([]byte, error) {
 	if c.header {
 		return c.bearer, c.err
@@ -127,10 +127,11 @@ func (g *gate) unenforced(r *request) bool {
 	return presence == provisioning.Absent && r.policy.OpenWithoutToken && r.presented.none()
 }
 
-// provisioning decides by the provisioning token. It returns done=false if the request has
-// an attestation token or none. In order:
+// provisioning decides about a request by its provisioning token. It returns done=false if
+// an attestation token, or the lack of a token, must decide instead. In order:
 //
-//   - no provisioning token exists, and the policy is open then: recorded for the caller
+//   - if no provisioning token exists and the policy then opens the pool, this is
+//     recorded in the decision
 //   - header and URL differ: the header must be an attestation token
 //   - a valid provisioning token suffices
 //   - the provisioning token does not exist, or was not read yet: StoreUnavailable

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Status is an EAR trustworthiness tier. Only the two tiers that give access can be in a token.
+// Status is a trustworthiness tier of EAR, the EAT Attestation Result. A token can have only
+// the two tiers that give access.
 type Status string
 
 // The statuses of a token. Warning means that the policy only warns about a failed check.

@@ -76,7 +76,8 @@ func (s KeySet) find(id string, now time.Time) (Key, bool) {
 	return Key{}, false
 }
 
-// tooEarly reports whether a key signed before its NotBefore although another key was in use.
+// tooEarly reports whether key signed a token, issued at that time, before its NotBefore
+// although another key was in use.
 func (s KeySet) tooEarly(key Key, issued time.Time) bool {
 	return issued.Before(key.NotBefore.Add(-Leeway)) &&
 		slices.ContainsFunc(s.Keys, func(k Key) bool { return !k.NotBefore.After(issued) })
@@ -125,8 +126,8 @@ func newKey(rand io.Reader, published, from time.Time) (Key, error) {
 		private: private}, nil
 }
 
-// Prune removes the keys that were retired more than keep ago: the longest lifetime of a token plus
-// the leeway.
+// Prune removes the keys that were retired more than keep ago. Callers use the longest lifetime of
+// a token plus the leeway.
 func (s KeySet) Prune(now time.Time, keep time.Duration) KeySet {
 	return KeySet{slices.DeleteFunc(slices.Clone(s.Keys), func(k Key) bool { return k.expired(now, keep) })}
 }
@@ -173,7 +174,7 @@ func (s KeySet) EncodeSecret() (secret.Bytes, error) {
 	return secret.New(b), nil
 }
 
-// maxKeys is more than rotation can produce.
+// maxKeys is the maximum number of keys of a set. Rotation produces fewer.
 const maxKeys = 16
 
 // ParseKeySet reads the stored form of a set. Every key must be a P-256 private key whose kid is
@@ -221,7 +222,7 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 }
 
 // consistent reports whether the public key belongs to the private key, which go-jose does not
-// check. Otherwise the signatures of the key would not verify.
+// check. If it did not, no signature of the key would verify.
 func consistent(k *ecdsa.PrivateKey) bool {
 	raw, err := k.Bytes()
 	if err != nil {

@@ -16,13 +16,13 @@
 //	  "ear_status":"affirming", "submods":{"tpm2":{"ear_status":"affirming"}},
 //	  "pool":"worker", "machine_uid":"..." }
 //
-// Every replica verifies every token offline, with the keys of the shared [KeySet]. The record has
-// what a token cannot contain, and redemption checks it there: remaining uses, quarantine, and
-// whether the machine has joined.
+// Every replica verifies every token offline, with the keys of the shared [KeySet]. What changes
+// after a token is issued is on the machine's record, and the gate checks it there: remaining
+// uses, quarantine, and whether the machine has joined.
 //
-// Clocks: a token expires exactly at its exp. A token that seems to be issued in the future is
-// accepted up to [Leeway] ahead, which is how far the replicas' clocks may differ. Beyond that the
-// denial is temporary, because the cause is the replicas' clocks.
+// Clocks: a token expires exactly at its exp. A token whose iat is in the future is accepted up to
+// [Leeway], the maximum difference between the replicas' clocks. Beyond that the denial is
+// temporary, because the machine is not at fault.
 //
 // A token never appears in a URL or a log: [KeySet.Sign] returns it as a secret.
 package token
@@ -52,7 +52,7 @@ const (
 	Type = "eat+jwt"
 	// Audience is the aud claim of a token for the gate.
 	Audience = "mcs"
-	// Leeway is how far the replicas' clocks may differ.
+	// Leeway is the maximum difference between the replicas' clocks.
 	Leeway = 5 * time.Minute
 	// MaxLifetime is the longest lifetime of a token that Verify accepts.
 	MaxLifetime = time.Hour
@@ -64,8 +64,8 @@ const (
 //
 //   - The token has at most 4096 bytes: three parts in canonical unpadded base64url.
 //   - Its header has exactly alg ES256, typ eat+jwt and a kid.
-//   - The key set has that key, and the key has not expired. An unknown key may not have reached
-//     this replica yet: reason TokenKeyUnknown, unless the token itself states that it has expired.
+//   - The key set has that key, and the key has not expired. This replica may not have received an
+//     unknown key yet: reason TokenKeyUnknown, unless the token itself states that it has expired.
 //   - The signature verifies.
 //   - The profile is [Profile], the audience is the given one, and every claim is present.
 //   - Its lifetime is at most MaxLifetime, and its key was in use when it was issued.

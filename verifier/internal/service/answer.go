@@ -54,7 +54,8 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 		}
 		s.Observe(event, label, outcome, code, s.Now().Sub(c.start))
 	}
-	// An accepted challenge proves nothing yet. The line of the Attest call matters.
+	// An accepted challenge has no line, because it proves nothing. The Attest call has
+	// one.
 	if event != "challenge" || d != nil {
 		s.Audit.Write(ctx, audit.Decision{
 			Event: event, Outcome: outcome, Denial: d, CorrelationID: c.id, Source: c.source.String(),
@@ -81,7 +82,7 @@ var codes = map[mcsattestv1.DenialClass]connect.Code{
 // retryAfter is the pause that a temporary denial suggests.
 const retryAfter = 5 * time.Second
 
-// denial creates each RPC error of the service. The caller learns the class.
+// denial returns the RPC error for a denial. It names only the class of the reason.
 func (s *Service) denial(d *reason.Denial, c *call) error {
 	info := d.Code.Info()
 	code, ok := codes[info.Class]
@@ -147,7 +148,8 @@ func challengeID(sealed []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// components returns the names under which an identity is claimed for one Machine.
+// components returns the parts of an identity that are claimed for one Machine, as
+// text.
 func components(id v1alpha1.RecordedIdentity) []string {
 	var all []string
 	if id.EKSHA256 != "" {
@@ -166,8 +168,8 @@ func components(id v1alpha1.RecordedIdentity) []string {
 	return all
 }
 
-// holder returns the UID of the Machine that has an identity on record. It makes one read, of the
-// component that is hardest to obtain.
+// holder returns the UID of the Machine whose record has this identity, or "". It reads only one
+// component, the one that is hardest to obtain.
 func (s *Service) holder(ctx context.Context, id v1alpha1.RecordedIdentity) (string, error) {
 	switch {
 	case id.EKSHA256 != "":
@@ -253,9 +255,9 @@ var (
 	}
 )
 
-// proven reports whether the caller had proven which Machine it is when Appraise returned. The
+// proven reports whether the caller proved which Machine it is, by the result of Appraise. The
 // provisioning token proves no Machine. A genuine TPM that is not enrolled does not count either,
-// because an attacker can buy thousands.
+// because an attacker can buy many of them.
 func proven(v *appraisal.Verdict, err error) bool {
 	if err == nil {
 		return v.Machine != nil

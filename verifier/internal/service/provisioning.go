@@ -24,8 +24,8 @@ func (s *Service) view() provisioning.View {
 	return s.Provisioning()
 }
 
-// unenforced reports whether the provisioning token does not exist, and the pool's policy lets the gate
-// serve all clients in this case.
+// unenforced reports whether the gate serves all clients of the pool because the provisioning token
+// does not exist.
 func (s *Service) unenforced(c *call) bool {
 	if c.policy == nil || !c.policy.OpenWithoutToken {
 		return false
@@ -64,8 +64,8 @@ func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secre
 	return nil, reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
 }
 
-// rereadTokens reads the tokens again. It returns them if they differ from those that led to the denial,
-// else the denial.
+// rereadTokens reads the tokens again. If they differ from those that led to the denial, it returns the
+// valid ones, and otherwise the denial.
 func (s *Service) rereadTokens(ctx context.Context, c *call, denial error) ([]secret.Bytes, error) {
 	view, err := s.ConfirmProvisioning(ctx)
 	if err != nil {

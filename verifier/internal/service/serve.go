@@ -38,7 +38,8 @@ type method struct {
 	event   string // for audit log and metrics
 	limit   int    // of the body, in bytes
 	request func() proto.Message
-	// proof is the field with the caller's proof that it was answered before, or "".
+	// proof is the field with what this verifier issued to the caller before: the
+	// sealed challenge or the ticket. It is "" if the call has none.
 	proof protoreflect.Name
 	// run performs the call.
 	run func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error)
@@ -88,8 +89,8 @@ func orNil[M interface {
 	return m, err
 }
 
-// newTurns lets as many requests run as there are processors. The others wait for less time than a
-// client does.
+// newTurns returns turns for as many concurrent requests as there are processors. The others wait
+// at most 5 seconds, which is less than a client waits.
 func newTurns() *listen.Turns { return listen.NewTurns(runtime.GOMAXPROCS(0), 5*time.Second) }
 
 // maxBodies limits the memory of all bodies together, in bytes.
@@ -155,10 +156,11 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 //   - the connection uses TLS 1.3: TLSRequired
 //   - the body is no larger than the call needs, arrives in time, and there is room for it: TooLarge,
 //     RateLimited
-//   - the caller presents a valid seal or ticket, or its source is below the rate limit: RateLimited.
-//     The limit of a source never denies a valid proof
+//   - the caller presents a valid seal or ticket, or its source is below the rate
+//     limit: RateLimited. A valid proof is not subject to the rate limit of its source
 //   - the message has few enough parts to be parsed: TooLarge
-//   - there is a turn, from a separate queue for a valid seal or ticket: RateLimited
+//   - the call gets a turn, from a separate queue for a valid seal or ticket:
+//     RateLimited
 //   - the message parses: Malformed
 //
 // The call keeps its turn until it waits for the API, the disk or a cloud.
@@ -197,7 +199,8 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(body, req)
 	}
 	if err != nil {
-		// A client that sends such a body may send more. Each one costs it a connection.
+		// A client that sends such a body may send more, so each one costs it a
+		// connection.
 		w.Header().Set("Connection", "close")
 		return nil, reason.Wrap(reason.Malformed, err, "body of %d bytes", len(body))
 	}
@@ -211,7 +214,8 @@ func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err erro
 	switch {
 	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
 		return false, nil
-	// A proof is valid for few requests, so that its holder cannot flood the verifier with it.
+	// Each proof admits only a few requests, so that its holder cannot flood the verifier with
+	// it.
 	case m.event == "attest" && s.ownSeal(c, proof):
 		c.answered = true
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package service is the attestation API over HTTP. It receives the calls of proto/mcsattest/v1, passes
-// them to package appraisal, records the verdict and issues the token.
+// Package service is the attestation API over HTTP. It receives the calls of proto/mcsattest/v1:
+// Challenge, Attest and Report. It passes the evidence of an Attest call to package appraisal, records
+// the verdict and issues the token.
 //
 // Besides the appraisal, it guarantees:
 //
 //   - Challenge keeps no state and writes nothing.
-//   - Nothing is written for a caller that has not proven a machine's identity.
+//   - The only writes are for callers that proved a Machine's identity, and for genuine
+//     TPMs that wait for an administrator's approval.
 //   - A caller learns the class of a reason and a correlation id. The audit log and the metrics have
 //     the details, with limited text and labels.
 //   - An internal error is a temporary denial, and never a pass.
@@ -45,7 +47,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// ticketLifetime is the time in which a machine may report (rule 15 of docs/security-rules.md).
+// ticketLifetime is how long after its attestation a machine can report a failed boot (rule 15
+// of docs/security-rules.md).
 const ticketLifetime = 2 * time.Hour
 
 // Service answers the calls. The caller sets all exported fields.
@@ -70,7 +73,8 @@ type Service struct {
 	// as in [gate.Provisioning].
 	ConfirmProvisioning func(context.Context) (provisioning.View, error)
 	// Confirm reads a Machine again before a permanent denial, because the view may be outdated (rule
-	// 12 of docs/security-rules.md). Its error is temporary. It is nil if the view is never outdated.
+	// 12 of docs/security-rules.md). Its error is a temporary denial. Confirm is nil if the view is
+	// never outdated.
 	Confirm func(ctx context.Context, m *machine.Machine) error
 	// Clouds verify the clouds' documents. Directory returns the EKs of instances.
 	Clouds    map[evidence.Kind]evidence.Verifier
@@ -78,12 +82,13 @@ type Service struct {
 	// AzureTokenResource is the resource of the managed-identity token that Azure machines must
 	// present. If empty, no such token is required.
 	AzureTokenResource string
-	// Keep, if set, is called with each Attest whose quote verified.
+	// Keep, if set, is called with each Attest call that proved which Machine the
+	// caller is.
 	Keep func(*appraisal.Saved)
 
 	bodies *listen.Bodies
 	turns  *listen.Turns
-	// provenTurns is for callers with a valid seal or ticket.
+	// provenTurns is for callers with a valid sealed challenge or ticket.
 	provenTurns *listen.Turns
 	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
 }
@@ -117,7 +122,8 @@ type call struct {
 	machine string
 	ek      string // the EK that the caller's TPM proved to have, in hex
 	proven  bool
-	// answered means an Attest with a fresh seal of its own connection.
+	// answered reports that the call is an Attest with a fresh challenge that was
+	// issued on its own connection.
 	answered bool
 	extra    []slog.Attr
 }
@@ -173,7 +179,8 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	return res, nil
 }
 
-// challengeTPM creates the credential for this EK and this AK's Name.
+// challengeTPM returns the TPM's part of a challenge: a credential that only the TPM
+// with this EK and AK can activate. It adds the secret and the keys to sealed.
 func challengeTPM(sealed *seal.Challenge, p policy.Policy,
 	id *mcsattestv1.TpmIdentity) (*mcsattestv1.TpmChallenge, error) {
 	if id == nil {
@@ -281,8 +288,8 @@ func (s *Service) attest(ctx context.Context, c *call,
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }
 
-// challenged returns summaries of evidence with the time of the challenge that it answers. The web page shows with it
-// how long the machine took.
+// challenged returns a copy of all with the time of the challenge in the first summary. The web page
+// uses it to show how long the machine took.
 func challenged(all []v1alpha1.EvidenceSummary, at time.Time) []v1alpha1.EvidenceSummary {
 	all = slices.Clone(all)
 	if len(all) > 0 {
@@ -309,8 +316,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	if p.Binding == v1alpha1.BindingTerminated {
 		a.ChallengeID, a.ChallengeEnds = challengeID(sealed), challenge.Issued.Add(p.ChallengeLifetime+clockSkew)
 	}
-	// Whatever can fail internally comes first, because the write of the record voids the machine's
-	// earlier token.
+	// The response is created before the write, because the write makes the machine's earlier token
+	// invalid. An internal error must not come after it.
 	res, err := s.response(c, p, challenge, v, a)
 	if err != nil {
 		return nil, err
@@ -320,8 +327,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 			return record.Attest(rec, a, c.start)
 		})
 	if err != nil && v.Replayable {
-		// The caller may only have a copy of the document, so its denial is not recorded at the
-		// Machine.
+		// The caller may only have a copy of the document, so its denial is not written to the
+		// Machine's record.
 		c.proven = false
 		return nil, err
 	}
@@ -348,8 +355,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	return res, nil
 }
 
-// write records an attestation, with several writes. It does not start for a client that has
-// disconnected, and a client that disconnects later does not interrupt it.
+// write writes an attestation to the store, in several steps. It writes nothing if the
+// client has disconnected. If the client disconnects later, write completes all steps.
 func (s *Service) write(ctx context.Context, v *appraisal.Verdict, alive func(uid string) bool,
 	change store.Change) error {
 	if err := ctx.Err(); err != nil {
@@ -409,7 +416,8 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 	}
 }
 
-// denied records a denial of a caller that had proven something.
+// denied records err, the denial of a caller that proved something, and returns the
+// error for the caller.
 func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.Evidence) error {
 	var r *appraisal.Refusal
 	if !errors.As(err, &r) {
@@ -444,8 +452,8 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	return err
 }
 
-// confirmed returns the denial for the caller. It first confirms a permanent denial that rests on the
-// current state of the Machine.
+// confirmed returns the denial for the caller. If a permanent denial depends on the state of the
+// Machine, confirmed first reads the Machine again.
 func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, denial error) error {
 	switch reason.From(denial).Code {
 	case reason.MachineDeleting, reason.MachineJoined, reason.MachineTooOld, reason.MachinePool, reason.EvidenceDisagrees:

@@ -24,7 +24,8 @@ import (
 // ConditionReason is the reason of the conditions Approved and Denied that the controllers write.
 const ConditionReason = "mcs-attest"
 
-// approve approves a request. For a client certificate, it first writes the key to the record.
+// approve approves a request. For a client certificate with attestation, it first writes the
+// key to the machine's record.
 func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
 	now time.Time) error {
 	message := "This CSR was approved by mcs-attest: "
@@ -46,7 +47,7 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 		}
 		message += fmt.Sprintf("%s attested, and created the request with its own credential", subject(d))
 	default:
-		message += "the request matches the kubelet of " + subject(d) + ""
+		message += "the request matches the kubelet of " + subject(d)
 	}
 	return r.setCondition(ctx, csr, certificatesv1.CertificateApproved, message, now)
 }
@@ -74,16 +75,16 @@ func (r *reconciler) setCondition(ctx context.Context, csr *certificatesv1.Certi
 	return nil
 }
 
-// withdraw ensures, before the key on a record is replaced, that no request with the old key was or
-// will be approved. It denies the waiting ones, so that neither another replica nor an administrator
-// can approve them later.
+// withdraw prepares the replacement of the key on a record. It returns an error if a request with
+// the old key was approved. It denies the waiting requests with the old key, so that neither another
+// replica nor an administrator can approve them later.
 func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now time.Time) error {
 	rec, err := r.reader.RecordByMachine(ctx, d.RecordUID)
 	if err != nil {
 		return err
 	}
 	if rec == nil || rec.Status.Certificate == nil || rec.Status.Certificate.PublicKeySHA256 != d.Replaces {
-		return nil // this request does not have the replaced key
+		return nil // the record no longer has the key to replace
 	}
 	requests, err := r.reader.PinnedRequests(ctx, rec)
 	if err != nil {
@@ -104,8 +105,8 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 	return nil
 }
 
-// approvedByOthers records a request with a machine's own credential that another approver approved as
-// the first of that machine.
+// approvedByOthers handles a request that another approver approved. If a machine's own credential
+// made the request, it becomes the machine's first certificate on its record.
 func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
 	req *approver.Request) (reconcile.Result, error) {
 	c := approved(csr)

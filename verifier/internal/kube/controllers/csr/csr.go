@@ -1,40 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package csr approves the certificate signing requests of kubelets, in place of or beside OpenShift's
-// cluster-machine-approver (docs/approver.md). Package pkg/approver decides, on the facts that package
-// approval reads.
+// cluster-machine-approver, the stock approver (docs/approver.md). Package pkg/approver decides each
+// request. Package approval reads the facts for it.
 //
-// It watches CertificateSigningRequests. Each of the kubelet's two signers has its own controller, so
-// that a kubelet that does not answer delays no client certificate. Both share one Reconcile, which
-// reads a request again before the decision. A decision has these consequences:
+// The package watches CertificateSigningRequests. Each of the kubelet's two signers has its own
+// controller, so that a kubelet that does not answer delays no client certificate. Both controllers
+// share one Reconcile, which reads the request from the API server before the decision. A decision
+// has these consequences:
 //
-//   - Approve: with attestation, the record of the machine first receives the key and the name of its
-//     first client certificate, by compare-and-swap. Then the request is approved. Another key replaces
-//     the first one only if no request with the first was approved. Waiting requests with the first key
-//     are denied before that.
-//   - Deny: the request gets the condition Denied, because it proves which machine made it.
+//   - Approve: for a client certificate with attestation, the controller first writes the key and the
+//     request's name to the machine's record, by compare-and-swap. Then it approves the request.
+//     Another key can replace that key only if no request with it was approved. Before that, the
+//     controller denies the waiting requests with the former key.
+//   - Deny: the request gets the condition Denied. This outcome is only for a request that
+//     proves which machine made it.
 //   - Refuse: nothing is written; the request waits for an administrator.
 //   - Retry: the request is evaluated again, after pauses that grow with its age.
 //   - Ignore: the request is not for this approver.
 //
 // If a machine's own credential made a request, a refusal is written to that machine's record, which
-// emits an Event. Any other refusal causes only a line in the audit log, from a budget, and a metric.
-// So a client without such a credential causes no write. If another approver approves a request with a
-// machine's own credential, that also counts as the machine's first certificate.
+// emits an Event. Any other refusal causes only a line in the audit log, from a budget, and a metric. So
+// a client without such a credential causes no write. If another approver approves a request with a
+// machine's own credential, that approval also counts as the machine's first certificate.
 //
 // It writes: the conditions Approved and Denied, MachineAttestations through [Records]. Permissions:
 // get, list and watch of certificatesigningrequests, update of their approval, approve for both
 // signers, and the permissions of package approval (deploy/components/approver).
 //
-// It runs while the replica holds the lease. Two concurrent instances do no harm: records and
-// conditions are written with the resource version that was read. An instance that runs late evaluates
-// all waiting requests. If it stops between the record and the approval, the same key is approved
-// later. It makes no decision while the inventory is not reliable (Options.Ready), because "no record
-// has this credential" may then be false. A record that cannot be read delays only requests of its own
-// machine.
+// The controllers run while the replica holds the lease. Two concurrent instances do no harm, because
+// they write records and conditions with the resource version that they read. An instance that starts
+// late evaluates all waiting requests. If it stops between the write of the record and the approval, a
+// later instance approves the same key. The controllers make no decision while the inventory, the
+// cached Machines and records, is not reliable (Options.Ready): a missing record could then exist. A
+// record that cannot be read delays only requests of its own machine.
 //
-// There is one decision at a time for each machine and for each name of a Node. The front can change a
-// record during a decision, so the record does not suffice to exclude a second key.
+// There is one decision at a time for each machine and for each name of a Node. The verifier's
+// replicas can change a record during a decision, so the record does not prevent the approval of a
+// second key by itself.
 //
 // The content of requests and the status of Nodes are untrusted.
 package csr
@@ -84,7 +87,8 @@ type Options struct {
 	// is nil where machines have no credentials of their own.
 	Config     config.Approver
 	Credential *config.Credential
-	// Namespaces are those of Machines, and the verifier's own. "*" means every namespace.
+	// Namespaces are those of Machines and that of the verifier. "*" means every
+	// namespace.
 	Namespaces []string
 	Namespace  string // the verifier's own, one of them
 	Machines   approval.Directory
@@ -94,7 +98,8 @@ type Options struct {
 	Audit *audit.Log // if nil, it writes to Log
 
 	Now func() time.Time // default time.Now
-	// Dial connects to a kubelet. If nil, any address except those of this host is allowed.
+	// Dial connects to a kubelet. If nil, it connects to any address except those of this
+	// host.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Ready returns why Machines and Records are not reliable now. If nil, they always are.
 	Ready func() error
@@ -116,11 +121,11 @@ const (
 	unreadyPauses = 10
 )
 
-// young is the age up to which a request may be newer than the inventory.
+// young is the age below which the inventory may not have the record for a request yet.
 const young = time.Minute
 
-// decisionTimeout is longer than two lists of all quarantines: a decision may wait for the active list,
-// and then for its own.
+// decisionTimeout is the default of Options.Timeout. It is longer than two lists of all quarantines: a
+// decision may wait for a list in progress, and then for its own.
 const decisionTimeout = 3 * time.Minute
 
 // workers is the number of concurrent decisions for each signer.
@@ -209,8 +214,8 @@ func (c *Controllers) SetupWithManager(m manager.Manager) error {
 	return nil
 }
 
-// undecided selects the requests for a signer that need a decision, those that another approver
-// approved, and deleted ones.
+// undecided selects the requests for a signer that have no decision, those that another
+// approver approved, and deleted requests.
 func undecided(signer string) predicate.Predicate {
 	needed := func(obj client.Object) bool {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)

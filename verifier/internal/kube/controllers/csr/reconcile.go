@@ -23,7 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 )
 
-// reconciler decides requests while one manager runs.
+// reconciler decides requests. It belongs to one manager.
 type reconciler struct {
 	*Controllers
 	client client.Client
@@ -64,8 +64,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if asked.Decided {
 		return r.approvedByOthers(ctx, csr, asked)
 	}
-	// There is also one for each name, in case a front assigns the credentials to other records.
-	// Requests of unknown clients are not approved, so they do not delay those for the name.
+	// There is also one for each name of a Node, in case another replica moves the credential to
+	// another record. A request of an unknown client does not take part, so that it cannot delay
+	// others: it is never approved.
 	if owner != "" && asked.Kind == approver.Client {
 		name := "name/" + asked.Node()
 		if _, busy := r.busy.LoadOrStore(name, true); busy {
@@ -81,8 +82,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !r.ready(req.Name) { // the inventory may have changed during the decision
 		return reconcile.Result{RequeueAfter: unreadyPauses * r.o.MinPause}, nil
 	}
-	// The inventory may have received the machine's record in the meantime, or lost it for a moment.
-	// Then another request of the machine may have been evaluated at the same time.
+	// The inventory may have received or lost the machine's record in the meantime. Then another
+	// request of the machine may have been evaluated at the same time.
 	if r.owner(csr) != owner || d.RecordUID != "" && ofMachine(d.RecordUID) != owner {
 		return reconcile.Result{RequeueAfter: busyPause}, nil
 	}
@@ -91,8 +92,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return result, err
 }
 
-// owner returns the machine that made a request, or the node for a serving certificate. It returns ""
-// if it is unknown. It does not read the request's content, which the cache lacks.
+// owner returns a key for the machine that made a request, or for the node if the request is for a
+// serving certificate. It returns "" if the machine is unknown. It does not read the request's
+// content, which the cache omits.
 func (r *reconciler) owner(csr *certificatesv1.CertificateSigningRequest) string {
 	req := approver.FromCSR(csr)
 	if req.Kind == approver.Serving {
@@ -141,7 +143,7 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 	case approver.Refuse:
 		r.recordRefusal(ctx, d, now)
 		// A credential is on its record before a machine receives it. But the inventory may not have
-		// the record yet, and a record may return.
+		// the record yet, or may miss it for a moment.
 		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
 			result.RequeueAfter = oldPause
 			if now.Sub(created) < young {
@@ -156,7 +158,8 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 	return result, err
 }
 
-// notApproved replaces an approval that failed by its actual outcome.
+// notApproved changes the decision d after its approval failed with err: to Retry, or
+// to Refuse if err is a permanent denial.
 func notApproved(d *approver.Decision, err error) {
 	var denial *reason.Denial
 	if !errors.As(err, &denial) {

@@ -48,8 +48,8 @@ func (r *reconciler) report(ctx context.Context, csr *certificatesv1.Certificate
 
 func label(k approver.Kind) string { return cmp.Or(strings.ToLower(string(k)), "none") }
 
-// budget limits the audit lines about one machine, because a client with its credential can create any
-// number of requests.
+// budget limits the audit lines and the writes to the record for each machine, because a client with
+// the machine's credential can create any number of requests.
 type budget struct {
 	mu  *sync.Mutex
 	of  map[string]*rate.Limiter

@@ -46,8 +46,9 @@ func (c *Controllers) reset() {
 // cacheTimeout bounds how long a scan waits for requests that cannot be listed.
 const cacheTimeout = time.Second
 
-// scan checks the limits, the switch and the stock approver. wasOff and off are whether the switch
-// disables client certificates.
+// scan checks the number of pending requests, the switch for client certificates and the stock
+// approver. wasOff is the result of the scan before: whether the switch disables client
+// certificates. If that has ended, scan triggers a decision of every waiting request.
 func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	var crowd, unread, stock string
 	machines, nodes := r.o.Machines.Counts()
@@ -107,13 +108,14 @@ func (r *reconciler) wakeAll(ctx context.Context) {
 	}
 }
 
-// failedRecently is the time for which a failed watch is reported. The watch reports each failure.
+// failedRecently is how long a failed watch stays a finding. A watch that keeps failing reports
+// each failure.
 const failedRecently = 2 * time.Minute
 
-// byHand is the reason that kubectl sets when it approves a request.
+// byHand is the reason of the condition Approved that kubectl writes.
 const byHand = "KubectlApprove"
 
-// remembered is the time for which an approval by another approver is reported.
+// remembered is how long an approval by another approver stays a finding.
 const remembered = time.Hour
 
 // findings has the problems for an administrator. It is safe for concurrent use.
@@ -159,8 +161,8 @@ func (c *Controllers) WatchFailed(ctx context.Context, r *cache.Reflector, err e
 	f.failedAt = time.Now()
 }
 
-// approvedElsewhere records an approval by another approver. That approver requires no attestation,
-// whatever its switch says. An approval by an administrator with kubectl is not a finding.
+// approvedElsewhere records an approval by another approver as a finding, because that approver
+// requires no attestation. An approval by an administrator with kubectl is not a finding.
 func (f *findings) approvedElsewhere(request string, c *certificatesv1.CertificateSigningRequestCondition) {
 	if c.Reason == byHand {
 		return
