@@ -15,8 +15,8 @@ const (
 	maxIDs = 32
 )
 
-// Denial is what an administrator asks about a machine that does not come: calls of one caller that were
-// denied for the same reason. Its texts are bounded and printable.
+// Denial summarizes the calls of one caller that were denied for the same reason. Administrators see it
+// when a machine does not boot. Its texts are truncated and printable.
 type Denial struct {
 	Event     string `json:"event"`
 	Outcome   string `json:"outcome"`
@@ -38,9 +38,10 @@ type Denial struct {
 
 // Recent keeps the latest denials in memory. It is safe for concurrent use.
 //
-// Calls that differ only in time are one denial. What it keeps is bounded: when there is no room, the source
-// with the most denials loses its oldest one. So a caller that floods from few addresses displaces only its
-// own. Callers that answered a challenge, or proved more, have room of their own.
+// Calls that differ only in time are one denial. The number of denials is limited: at the limit, the
+// source with the most denials loses its oldest one. So a caller that floods from few addresses
+// displaces only its own denials. Callers that answered a challenge, or proved more, have a separate
+// limit.
 type Recent struct {
 	mu                  sync.Mutex
 	answered, strangers shelf
