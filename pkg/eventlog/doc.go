@@ -16,8 +16,9 @@
 //     an algorithm of unknown size is rejected.
 //   - At most [MaxSize] bytes and [MaxEvents] events; no trailing bytes.
 //   - StartupLocality is the first statement about PCR 0, occurs once, and is 0, 3 or 4.
-//   - The event type has one effect: EV_NO_ACTION extends no PCR. A false type makes the replay
-//     fail. Unknown types are ordinary events.
+//   - Two event types have an effect. EV_NO_ACTION extends no PCR. EV_EFI_HCRTM_EVENT as the first
+//     extension of PCR 0 means that PCR 0 started at 4. A false type makes the replay fail. Unknown
+//     types are ordinary events.
 //   - Memory is proportional to the input. Events are slices of it, and every length is checked
 //     before use.
 //

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-eventlog/testdata"
+
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -228,6 +230,65 @@ func TestReplay_StartupLocalityIsTheInitialValueOfPCR0(t *testing.T) {
 		if got := log.Replay().Value(0); log.Locality != name[0] || !bytes.Equal(got, want) {
 			t.Errorf("locality %d: PCR 0 is %x, expected %x", log.Locality, got, want)
 		}
+	}
+}
+
+// The log of Google's host-gmes machine begins with an H-CRTM and has no StartupLocality.
+func TestReplay_AnHCRTMStartsPCR0At4(t *testing.T) {
+	_, real := eventlogtest.Split(t, testdata.HostGMESEventLog)
+	hcrtm := real[0]
+	if hcrtm.Type != eventlog.HCRTM || hcrtm.PCR != 0 {
+		t.Fatalf("the log begins with %s in PCR %d", eventlog.TypeName(hcrtm.Type), hcrtm.PCR)
+	}
+	start := append(make([]byte, 31), 4)
+	at := slices.IndexFunc(hcrtm.Digests, func(d eventlogtest.Digest) bool { return d.Algorithm == eventlog.SHA256 })
+	want := eventlog.Extend(eventlog.SHA256, start, hcrtm.Digests[at].Value)
+	log, err := eventlog.Parse(testdata.HostGMESEventLog, eventlog.SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := log.Replay().Value(0); log.Locality != 4 || !bytes.Equal(got, want) {
+		t.Errorf("locality %d, PCR 0 is %x, expected %x", log.Locality, got, want)
+	}
+	if err := byGoEventlog(testdata.HostGMESEventLog, map[int][]byte{0: want}); err != nil {
+		t.Errorf("go-eventlog: %v", err)
+	}
+
+	measured := func(pcr uint32) func(eventlogtest.Event) eventlogtest.Event {
+		return func(like eventlogtest.Event) eventlogtest.Event {
+			return eventlogtest.New(like, pcr, eventlog.HCRTM, []byte("HCRTM"))
+		}
+	}
+	locality3 := func(like eventlogtest.Event) eventlogtest.Event {
+		return eventlogtest.New(like, 0, eventlog.NoAction, []byte("StartupLocality\x00\x03"))
+	}
+	for name, c := range map[string]struct {
+		at       int
+		events   []func(eventlogtest.Event) eventlogtest.Event
+		locality byte
+	}{
+		"after StartupLocality 3":             {0, []func(eventlogtest.Event) eventlogtest.Event{locality3, measured(0)}, 4},
+		"after another event of PCR 0":        {1, []func(eventlogtest.Event) eventlogtest.Event{measured(0)}, 0},
+		"in another PCR":                      {0, []func(eventlogtest.Event) eventlogtest.Event{measured(1)}, 0},
+		"in another PCR, and StartupLocality": {0, []func(eventlogtest.Event) eventlogtest.Event{measured(1), locality3}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log,
+				func(e []eventlogtest.Event) []eventlogtest.Event {
+					var add []eventlogtest.Event
+					for _, f := range c.events {
+						add = append(add, f(e[0]))
+					}
+					return slices.Insert(e, c.at, add...)
+				})
+			log, err := eventlog.Parse(raw, eventlog.SHA256)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if log.Locality != c.locality {
+				t.Errorf("locality %d, expected %d", log.Locality, c.locality)
+			}
+		})
 	}
 }
 

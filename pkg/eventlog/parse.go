@@ -27,7 +27,7 @@ const noPCR = 0xFFFFFFFF
 type Event struct {
 	Index  int    // position in the log; the header is 0, so the first is 1
 	PCR    int    // 0 to 23; -1 for an EV_NO_ACTION without a PCR
-	Type   uint32 // see TypeName; only EV_NO_ACTION has an effect
+	Type   uint32 // see TypeName; only EV_NO_ACTION and EV_EFI_HCRTM_EVENT have an effect
 	Digest []byte // in the parsed bank
 	Data   []byte
 }
@@ -223,16 +223,25 @@ func (p *parser) event(e *Event) error {
 	return nil
 }
 
+// hcrtmLocality is the initial value of PCR 0 after an H-CRTM. Only hardware has this locality.
+const hcrtmLocality = 4
+
 // startupLocality is the beginning of a TCG_EfiStartupLocalityEvent (Firmware Profile, 10.4.5.3).
 var startupLocality = []byte("StartupLocality\x00")
 
 // findLocality reads the initial value of PCR 0. It is the one EV_NO_ACTION that changes a replay,
 // so it must precede every extension of PCR 0.
+//
+// An H-CRTM measures itself before TPM2_Startup. It makes PCR 0 start at 4, whatever the locality of
+// the startup is (TPM 2.0 Library, Part 1, 34.3). Firmware may log only the measurement.
 func (l *Log) findLocality() error {
 	extended, stated := false, false
 	for i := range l.Events {
 		e := &l.Events[i]
 		if e.Extends() {
+			if e.PCR == 0 && e.Type == HCRTM && !extended {
+				l.Locality = hcrtmLocality
+			}
 			extended = extended || e.PCR == 0
 			continue
 		}
@@ -250,7 +259,7 @@ func (l *Log) findLocality() error {
 			return malformed(e.Index, "StartupLocality with %d bytes", len(e.Data))
 		}
 		l.Locality = e.Data[len(startupLocality)]
-		if l.Locality != 0 && l.Locality != 3 && l.Locality != 4 {
+		if l.Locality != 0 && l.Locality != 3 && l.Locality != hcrtmLocality {
 			return malformed(e.Index, "StartupLocality %d, not 0, 3 or 4", l.Locality)
 		}
 		stated = true

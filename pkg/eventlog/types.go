@@ -91,6 +91,7 @@ const (
 	EFIVariableDriverConfig    uint32 = 0x80000001
 	EFIBootServicesApplication uint32 = 0x80000003
 	EFIAction                  uint32 = 0x80000007
+	HCRTM                      uint32 = 0x80000010
 	EFIVariableAuthority       uint32 = 0x800000E0
 )
 
@@ -128,7 +129,7 @@ var typeNames = map[uint32]string{
 	0x8000000B:                 "EV_EFI_HANDOFF_TABLES2",
 	0x8000000C:                 "EV_EFI_VARIABLE_BOOT2",
 	0x8000000D:                 "EV_EFI_GPT_EVENT2",
-	0x80000010:                 "EV_EFI_HCRTM_EVENT",
+	HCRTM:                      "EV_EFI_HCRTM_EVENT",
 	EFIVariableAuthority:       "EV_EFI_VARIABLE_AUTHORITY",
 	0x800000E1:                 "EV_EFI_SPDM_FIRMWARE_BLOB",
 	0x800000E2:                 "EV_EFI_SPDM_FIRMWARE_CONFIG",

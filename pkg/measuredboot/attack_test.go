@@ -150,7 +150,11 @@ func TestAttack_T28_PCR7(t *testing.T) {
 			`expected an authority after the separator, seen variable "PK"`},
 		"SecureBoot moved behind the separator": {insertAt(afterSeparator, copyOf("SecureBoot")),
 			`expected an authority after the separator, seen variable "SecureBoot"`},
-		"an authority moved before the separator": {insertAt(beforeSeparator,
+		"an authority moved before the separator": {func(e events) events {
+			a := e[21]
+			return slices.Insert(slices.Delete(e, 21, 22), separatorOf(t, e, 7), a)
+		}, "expected an authority of db that authorized a started image"},
+		"an authority moved between the variables": {insertAt(func(e events) int { return find(t, e, 7, "dbx") },
 			func(e events) eventlogtest.Event { return e[21] }), "expected variable db once"},
 		"a digest without data that it is of": {func(e events) events {
 			i := find(t, e, 7, "PK")
@@ -435,8 +439,8 @@ func TestAttack_T36_SecureBootIsOneButWasNotUsed(t *testing.T) {
 	// Authorities that authorized no image do not count.
 	sbat := captured(t, eventlogtest.UnsignedKernel).happened(t, func(e events) events {
 		return append(e, eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority,
-			shimVariable("SbatLevel", "sbat,1,2021030218")),
-			eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority, shimVariable("MokListTrusted", "\x01")))
+			variable(shimVendor, "SbatLevel", "sbat,1,2021030218")),
+			eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority, variable(shimVendor, "MokListTrusted", "\x01")))
 	})
 	sbat.refs = nil
 	fails(t, sbat, reason.MeasuredBoot, "an authority of db")
@@ -447,13 +451,4 @@ func TestAttack_T36_SecureBootIsOneButWasNotUsed(t *testing.T) {
 		})
 	})
 	fails(t, started, reason.MeasuredBoot, "PCR 4", "a boot application")
-}
-
-func shimVariable(name, value string) []byte {
-	d := []byte{0x50, 0xab, 0x5d, 0x60, 0x46, 0xe0, 0x00, 0x43, 0xab, 0xb6, 0x3d, 0xd8, 0x10, 0xdd, 0x8b, 0x23}
-	d = append(d, byte(len(name)), 0, 0, 0, 0, 0, 0, 0, byte(len(value)), 0, 0, 0, 0, 0, 0, 0)
-	for _, c := range []byte(name) {
-		d = append(d, c, 0)
-	}
-	return append(d, value...)
 }

@@ -182,8 +182,11 @@ func TestSecureBootAcceptsThePhaseEnterInitrd(t *testing.T) {
 // so no reference values are needed.
 func TestSecureBootAcceptsRealMachines(t *testing.T) {
 	for name, raw := range map[string][]byte{
-		"RHEL 8 with shim and GRUB on GCE":     testdata.Rhel8EventLog,
-		"Container-Optimized OS on GCE (OVMF)": testdata.Cos125IntelTdxSecureBootA4HighGpu8GEventLog,
+		"RHEL 8 with shim and GRUB on GCE":                                            testdata.Rhel8EventLog,
+		"Container-Optimized OS on GCE":                                               testdata.Cos101AmdSevEventLog,
+		"the same, whose BootOrder is 0001, 0000, the bytes of the mark for an error": testdata.Cos121AmdSevEventLog,
+
+		"the same, after 16 boot options that failed": testdata.Cos125IntelTdxSecureBootA4HighGpu8GEventLog,
 	} {
 		t.Run(name, func(t *testing.T) {
 			quoted := eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...)

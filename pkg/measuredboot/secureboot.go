@@ -12,9 +12,13 @@ import (
 // constants are the digests of constant values, in one bank.
 type constants struct {
 	separator [2][]byte // of 00000000 and ffffffff
-	failed    []byte    // of 00000001, which firmware measures after an error
+	failed    []byte    // of [errorMark]
 	actions   [][]byte  // of the messages of boot managers in PCR 4
 }
+
+// errorMark is what firmware measures instead of a separator if a measurement failed (Firmware
+// Profile 1.05, 10.4.1, EV_SEPARATOR).
+var errorMark = []byte{1, 0, 0, 0}
 
 // Strings that firmware measures into PCR 4 without a NUL (Firmware Profile, 10.4.4; sources of
 // EDK2 and SeaBIOS).
@@ -32,7 +36,7 @@ var bootActions = []string{
 var known = func() map[uint16]*constants {
 	m := map[uint16]*constants{}
 	for _, bank := range []uint16{eventlog.SHA256, eventlog.SHA384, eventlog.SHA512} {
-		c := &constants{failed: eventlog.Hash(bank, []byte{1, 0, 0, 0})}
+		c := &constants{failed: eventlog.Hash(bank, errorMark)}
 		c.separator[0] = eventlog.Hash(bank, []byte{0, 0, 0, 0})
 		c.separator[1] = eventlog.Hash(bank, []byte{0xFF, 0xFF, 0xFF, 0xFF})
 		for _, s := range bootActions {
@@ -62,6 +66,9 @@ func firmwareMeasured(b *boot) *Finding {
 // measurements from later ones. Real firmware also measures four zero bytes as another item (a
 // version, in PCR 0) with the same digest. Only in PCRs 4 and 7, which are checked event by event,
 // does such an event count as a second separator.
+//
+// Firmware that returns from a boot option and tries the next one does not repeat the separators
+// (EDK2, U-Boot). A repeated separator is therefore the work of later software.
 func separators(b *boot) *Finding {
 	c := known[b.bank]
 	var count [8]int
@@ -72,7 +79,7 @@ func separators(b *boot) *Finding {
 			continue
 		}
 		switch {
-		case bytes.Equal(e.Digest, c.failed):
+		case bytes.Equal(e.Digest, c.failed) && !isBootOrder(e):
 			return onEvent(e, "no error", "the firmware's mark for a failed measurement")
 		case c.isSeparator(e.Digest):
 			judged := e.PCR == 4 || e.PCR == 7
@@ -88,6 +95,14 @@ func separators(b *boot) *Finding {
 		}
 	}
 	return nil
+}
+
+// isBootOrder reports whether an event with the digest of the error mark is the variable BootOrder in
+// PCR 1 with the entries 0001 and 0000. Firmware measures only the value of a boot variable (EDK2,
+// Tcg2Dxe). An error mark with this data is still detected: firmware writes the mark to all PCRs.
+func isBootOrder(e *eventlog.Event) bool {
+	v, ok := parseVariable(e.Data)
+	return e.PCR == 1 && ok && v.vendor == globalVariable && v.name == "BootOrder" && bytes.Equal(v.data, errorMark)
 }
 
 // policyVariable is a variable that is measured into PCR 7 before the separator.
@@ -134,39 +149,51 @@ var policyVariables = map[string]policyVariable{
 // requiredVariables are in the order in which firmware measures them.
 var requiredVariables = []string{"SecureBoot", "PK", "KEK", "db", "dbx"}
 
-// authorityVariables are the variables whose entries authorize an image: db for the firmware, the
-// others for shim (shim, README.tpm). SbatLevel and MokListTrusted are not authorities, but are
-// measured among them.
-var authorityVariables = map[string]guid{
-	"db":             imageSecurityDatabase,
-	"Shim":           shimLock,
-	"vendor_db":      shimLock,
-	"MokList":        shimLock,
-	"MokListTrusted": shimLock,
-	"SbatLevel":      shimLock,
+// authorityVariable is a variable that is measured into PCR 7 when an image is authorized.
+type authorityVariable struct {
+	vendor guid
+	ofShim bool // its entries authorize the images that shim starts
+}
+
+// authorityVariables are db, whose entries authorize images for the firmware and for shim, and the
+// variables of shim (shim, README.tpm, verify.c and mok.c). shim has measured MokListRT since 15.7,
+// and MokList before. SbatLevel (SBAT before 15.5) and MokListTrusted (only 15.6) are not
+// authorities, but are measured among them.
+//
+// Three variables that shim can measure are not accepted: MokSBState, because shim then verifies
+// nothing, and dbx and MokListX, because they mean that an image was rejected.
+var authorityVariables = map[string]authorityVariable{
+	"db":             {imageSecurityDatabase, false},
+	"vendor_db":      {imageSecurityDatabase, true},
+	"Shim":           {shimLock, true},
+	"MokList":        {shimLock, true},
+	"MokListRT":      {shimLock, true},
+	"MokListTrusted": {shimLock, false},
+	"SbatLevel":      {shimLock, false},
+	"SBAT":           {shimLock, false},
 }
 
 // secureBootPolicy checks the events of PCR 7. Each event is the hash of its data, which is a
 // variable, or a separator:
 //
 //   - Before the separator: the variables of the policy, each once. SecureBoot is 01; PK, KEK and
-//     db are not empty; dbx exists.
+//     db are not empty; dbx exists. Then db again, if it authorized drivers: some firmware measures
+//     this separator only before it starts the boot loader.
 //   - After the separator: only authorities, and at least one of db. If SecureBoot is 01 and db
-//     authorized no image, Secure Boot was not used (attack T36).
+//     authorized no image, Secure Boot was not used (attack T36). Firmware measures an authority
+//     once. So if db authorized drivers, an authority of shim is enough.
 func secureBootPolicy(b *boot) *Finding {
 	c := known[b.bank]
 	seen := map[string]bool{}
-	separated, vouched := false, false
+	separated, drivers, shim, vouched := false, false, false, false
 	for i := range b.log.Events {
 		e := &b.log.Events[i]
 		if e.PCR != 7 || !e.Extends() {
 			continue
 		}
 		if c.isSeparator(e.Digest) {
-			for _, name := range requiredVariables {
-				if !seen[name] {
-					return onEvent(e, "variable "+name, "the separator before it")
-				}
+			if name := missing(seen); name != "" {
+				return onEvent(e, "variable "+name, "the separator before it")
 			}
 			separated = true
 			continue
@@ -176,16 +203,21 @@ func secureBootPolicy(b *boot) *Finding {
 			return onEvent(e, "the digest of the UEFI variable in its data", unexplained(b.bank, e))
 		}
 		if separated {
-			if vendor, ok := authorityVariables[v.name]; !ok || vendor != v.vendor {
+			a, ok := authorityVariables[v.name]
+			if !ok || a.vendor != v.vendor {
 				return onEvent(e, "an authority after the separator", "variable "+quoted(v.name))
 			}
-			vouched = vouched || v.name == "db"
+			vouched, shim = vouched || v.name == "db", shim || a.ofShim
 			b.result.Authorities = append(b.result.Authorities, Authority{Variable: v.name, Digest: e.Digest})
 			continue
 		}
 		want, ok := policyVariables[v.name]
 		if !ok || want.vendor != v.vendor {
 			return onEvent(e, "a variable of the Secure Boot policy", "variable "+quoted(v.name))
+		}
+		if v.name == "db" && missing(seen) == "" {
+			drivers = true
+			continue
 		}
 		if seen[v.name] {
 			return onEvent(e, "variable "+v.name+" once", "a second time")
@@ -195,10 +227,20 @@ func secureBootPolicy(b *boot) *Finding {
 			return onEvent(e, v.name+" = "+demand, shortValue(v.data))
 		}
 	}
-	if !vouched {
+	if !vouched && (!drivers || !shim) {
 		return onPCR(7, "an authority of db that authorized a started image", "none, although SecureBoot is 01")
 	}
 	return nil
+}
+
+// missing returns the first required variable that was not measured yet, or "".
+func missing(seen map[string]bool) string {
+	for _, name := range requiredVariables {
+		if !seen[name] {
+			return name
+		}
+	}
+	return ""
 }
 
 // unexplained describes an event of PCR 7 that is not a variable.

@@ -169,13 +169,20 @@ func Forge(t testing.TB, raw []byte, algorithm uint16, pcrs ...int) map[int][]by
 	for _, i := range pcrs {
 		m[i] = make([]byte, newHash(algorithm).Size())
 	}
+	measured := false // something extended PCR 0
 	for _, e := range events {
-		const noAction = 3
+		const noAction, hcrtm = 3, 0x80000010
 		if e.Type == noAction {
 			if rest, ok := bytes.CutPrefix(e.Data, []byte("StartupLocality\x00")); ok && m[0] != nil {
 				m[0][len(m[0])-1] = rest[0]
 			}
 			continue
+		}
+		if e.PCR == 0 {
+			if e.Type == hcrtm && !measured && m[0] != nil {
+				m[0][len(m[0])-1] = 4
+			}
+			measured = true
 		}
 		for _, d := range e.Digests {
 			if v, ok := m[int(e.PCR)]; ok && d.Algorithm == algorithm {
