@@ -184,7 +184,7 @@ var table = map[Code]Info{
 		"No policy covers the pool.",
 		"Add the pool to an AttestationPolicy, or correct the path in the pointer config."),
 	RateLimited: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "RateLimited",
-		"Too many requests.",
+		"Too many requests, or the machine attested less than five seconds ago.",
 		"Wait. In a burst of new machines each one is admitted in turn."),
 	ChallengeInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeInvalid",
 		"No verifier of this cluster made the sealed challenge.",

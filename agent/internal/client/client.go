@@ -69,7 +69,7 @@ var classes = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN: "denied: the token is not valid",
 	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET: "not yet: this machine is not ready, something must happen on " +
 		"the cluster first",
-	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier is in trouble and cannot decide at the " +
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier limits requests, or cannot decide at the " +
 		"moment",
 }
 

@@ -115,7 +115,10 @@ func (a *agent) dispatch(ctx context.Context, args []string) error {
 	}
 	switch args[0] {
 	case "help", "-h", "-help", "--help":
-		return a.help()
+		if args = args[1:]; len(args) == 0 {
+			return a.help()
+		}
+		args = []string{args[0], "--help"}
 	case "version", "--version":
 		_, err := fmt.Fprintln(a.out, "mcs-attest-agent", version.String())
 		return err
@@ -182,7 +185,11 @@ func (a *agent) commandHelp(c command, flags *flag.FlagSet) error {
 	fmt.Fprintf(&b, "%s\n\nUsage: mcs-attest-agent %s [flags]\n\nFlags:\n", c.long, usage)
 	flags.VisitAll(func(f *flag.Flag) {
 		value, text := flag.UnquoteUsage(f)
-		fmt.Fprintf(&b, "  %-20s %s", strings.TrimSpace("--"+f.Name+" "+value), text)
+		dashes := "--"
+		if len(f.Name) == 1 {
+			dashes = "-"
+		}
+		fmt.Fprintf(&b, "  %-20s %s", strings.TrimSpace(dashes+f.Name+" "+value), text)
 		if f.DefValue != "" && f.DefValue != "false" {
 			fmt.Fprintf(&b, " (default %s)", f.DefValue)
 		}

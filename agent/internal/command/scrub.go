@@ -35,13 +35,21 @@ as the initramfs. The ticket for a failure report stays; it grants nothing else.
 It then searches the whole cached config. If the token is still in it, the command
 fails and changes neither that config nor the agent's own copy. The next run retries.
 
-Each part is done even if another fails. A machine without a TPM has no PCR to cap.`,
-		flags: func(f *flag.FlagSet) { f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11") },
+Each part is done even if another fails. A machine without a TPM has no PCR to cap.
+PCR 11 is capped once in each boot, which the file "capped" in the run directory
+records.`,
+		flags: func(f *flag.FlagSet) {
+			f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11; prints nothing if it is capped already")
+		},
 		run: func(context.Context, []string) error {
+			before, capped := a.capPCR()
 			if capOnly {
-				return a.capPCR()
+				return capped
 			}
-			capped, scrubbed := a.capPCR(), a.scrubCache()
+			if before {
+				a.console.Step("PCR %d was capped before in this boot (%s)", attester.CapPCR, a.paths.Own(cappedFile))
+			}
+			scrubbed := a.scrubCache()
 			if errors.Is(scrubbed, pointer.ErrTokenLeft) || errors.Is(scrubbed, errTokenUnknown) {
 				// Without the copy, the next run would not have the token to search for, and would
 				// succeed.
@@ -108,21 +116,24 @@ func (a *agent) deliveredTokens() ([]secret.Bytes, error) {
 	return config.Bearers(), nil
 }
 
-// capPCR caps PCR 11 once per boot.
-func (a *agent) capPCR() error {
-	if _, err := os.Stat(a.paths.Own(cappedFile)); err == nil {
-		return nil
+// capPCR caps PCR 11 once per boot. It reports whether it was capped before.
+func (a *agent) capPCR() (before bool, err error) {
+	boot := a.bootID()
+	// The unit of the real root writes an empty file. /run is empty when the machine boots, so a file of
+	// another boot can only be a copy.
+	if of, err := os.ReadFile(a.paths.Own(cappedFile)); err == nil && (len(of) == 0 || string(of) == boot) {
+		return true, nil
 	}
 	device, err := tpmdev.Open(a.paths.TPM)
 	if errors.Is(err, tpmdev.ErrAbsent) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := errors.Join(attester.Cap(attester.NewRetrying(device, time.Sleep)), device.Close()); err != nil {
-		return err
+		return false, err
 	}
 	a.console.Step("capped PCR %d: this boot can no longer attest", attester.CapPCR)
-	return delivery.WriteFile(a.paths.Own(cappedFile), nil)
+	return false, delivery.WriteFile(a.paths.Own(cappedFile), []byte(boot))
 }

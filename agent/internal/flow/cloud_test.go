@@ -267,7 +267,7 @@ func TestLateEvidenceIsRetried(t *testing.T) {
 				}
 				out := m.console.String()
 				if said := strings.Contains(out, c.sentence) &&
-					strings.Contains(out, "; trying again\n"+c.hint); said != (times != 0) {
+					strings.Contains(out, "; trying again in 1s\n"+c.hint); said != (times != 0) {
 					t.Errorf("%s, late by %d: console:\n%s", c.name, times, out)
 				}
 				if times >= 0 {

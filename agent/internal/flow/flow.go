@@ -200,7 +200,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			return nil, err
 		}
 		wait = max(wait, pause)
-		f.waiting(err)
+		f.waiting(err, wait)
 		if err := f.sleep(ctx, wait); err != nil {
 			return nil, fmt.Errorf("interrupted: %w", err)
 		}
@@ -360,22 +360,18 @@ func modeOf(m mcsattestv1.Mode, u mcsattestv1.Unattested) mode {
 // repeatLine is the interval at which the same reason is printed again.
 const repeatLine = time.Minute
 
-// waitHint says who can end a wait. A class without a hint ends without help.
+// waitHint says who can end a wait.
 func waitHint(d *client.Denied) string {
+	explain := fmt.Sprintf("run 'mcs-attest-verifier explain %s' on the cluster to see ", d.CorrelationID)
 	if d.Class == mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET {
-		return fmt.Sprintf("run 'mcs-attest-verifier explain %s' on the cluster to see what is missing", d.CorrelationID)
+		return explain + "what is missing"
 	}
-	return waitHints[d.Class]
+	return "no action is needed on this machine; if it continues, " + explain + "the reason"
 }
 
-var waitHints = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "no action is needed on this machine; on the cluster, see the " +
-		"verifier's alerts and log",
-}
-
-// waiting prints why the flow retries: immediately when the reason changes, then every repeatLine.
-// A different correlation id is not a different reason.
-func (f *Flow) waiting(err error) {
+// waiting prints why the flow retries, and after what pause: immediately when the reason changes, then
+// every repeatLine. A different correlation id is not a different reason.
+func (f *Flow) waiting(err error, pause time.Duration) {
 	key := err.Error()
 	var denied *client.Denied
 	if errors.As(err, &denied) {
@@ -385,7 +381,7 @@ func (f *Flow) waiting(err error) {
 		return
 	}
 	f.waitKey, f.waitLast = key, f.now()
-	f.Console.Again("%v; trying again", err)
+	f.Console.Again("%v; trying again in %v", err, pause)
 	var fault *metadata.Fault
 	switch {
 	case errors.As(err, &fault):

@@ -46,7 +46,7 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
 		if g.lifetime > 0 && f.now()-g.since > g.lifetime/2 {
 			return errStale{err}
 		}
-		f.waiting(err)
+		f.waiting(err, pause)
 		if err := f.sleep(ctx, pause); err != nil {
 			return err
 		}

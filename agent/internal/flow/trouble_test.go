@@ -173,7 +173,8 @@ func TestWaiting_HintsWhoMustAct(t *testing.T) {
 		message, hint string
 	}{
 		{classNotYet, "this machine is not ready", "run 'mcs-attest-verifier explain c0ffee' on the cluster"},
-		{classUnavailable, "the verifier is in trouble", "no action is needed on this machine"},
+		{classUnavailable, "the verifier limits requests, or cannot decide", "no action is needed on this machine"},
+		{classChallenge, "the challenge can no longer be used", "no action is needed on this machine"},
 	} {
 		t.Run(c.class.String(), func(t *testing.T) {
 			m := newMachine(t)
@@ -186,9 +187,11 @@ func TestWaiting_HintsWhoMustAct(t *testing.T) {
 					return nil, nil
 				}}))
 			ok(t, err)
-			if out := m.console.String(); !strings.Contains(out, c.message) || !strings.Contains(out, "hint: ") ||
-				!strings.Contains(out, c.hint) {
-				t.Errorf("console:\n%s", out)
+			out := m.console.String()
+			for _, want := range []string{c.message, "; trying again in 1s\nhint: ", c.hint, "explain c0ffee"} {
+				if !strings.Contains(out, want) {
+					t.Errorf("%q is not on the console:\n%s", want, out)
+				}
 			}
 		})
 	}
