@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -42,12 +41,10 @@ func (f *Folder) State(ctx context.Context) (*admin.State, error) {
 	if errors.Is(err, admin.ErrNotServing) {
 		s, err = f.Offline(f.Config, f.Now())
 	}
-	if err != nil || f.Namespace == "" {
-		return s, err
+	if err != nil {
+		return nil, err
 	}
-	s.Machines = slices.DeleteFunc(s.Machines,
-		func(m admin.Machine) bool { return !strings.HasPrefix(m.Name, f.Namespace+"/") })
-	return s, nil
+	return inNamespace(s, f.Namespace), nil
 }
 
 // Find is State without what is not called name.
@@ -169,7 +166,7 @@ func (f *Folder) Quarantine(ctx context.Context, name string, stop bool, w Write
 
 // Reattest grants one more attestation until a time; zero takes the grant back.
 func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w Write) ([]Written, error) {
-	if err := checkGrant(until, f.Now()); err != nil {
+	if err := CheckGrant(until, f.Now()); err != nil {
 		return nil, err
 	}
 	m, own, err := f.machine(name)
@@ -224,11 +221,9 @@ func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrollment, e
 	}
 	state := &admin.State{}
 	for _, m := range s.Machines.Machines() {
-		if f.Namespace == "" || m.Namespace == f.Namespace {
-			state.Machines = append(state.Machines, admin.About(m))
-		}
+		state.Machines = append(state.Machines, admin.About(m))
 	}
-	found, err := one(named(state, name).Machines, name)
+	found, err := Machine(state, f.Namespace, name)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -16,15 +16,15 @@ import (
 // inForceEvery is how often a serving verifier is asked. It reads its folder every two seconds.
 const inForceEvery = 200 * time.Millisecond
 
-// InForce waits until the serving verifier uses an enrollment that was written, or ctx ends. It returns
+// InForce waits until the state of the serving verifier has what was written, or ctx ends. It returns
 // [admin.ErrNotServing] if none serves. Problems are those of the folder as the verifier reported them last.
-func (f *Folder) InForce(ctx context.Context, m *v1alpha1.MachineAttestation) (problems []string, err error) {
+func (f *Folder) InForce(ctx context.Context, has func(*admin.State) bool) (problems []string, err error) {
 	for {
 		s, err := admin.Ask(ctx, f.Config.Path("state", "admin.sock"))
 		switch {
 		case errors.Is(err, admin.ErrNotServing):
 			return problems, err
-		case err == nil && Enrolled(s, m):
+		case err == nil && has(s):
 			return nil, nil
 		case err == nil:
 			problems = s.Problems

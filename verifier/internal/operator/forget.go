@@ -37,7 +37,7 @@ func (f *Folder) Forget(ctx context.Context, name string, w Write) (done []Writt
 	if err != nil {
 		return nil, nil, err
 	}
-	about, err := one(named(s, name).Machines, name)
+	about, err := Machine(s, "", name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -62,22 +62,24 @@ func (f *Folder) Forget(ctx context.Context, name string, w Write) (done []Writt
 				about.NodeRef, about.Name))
 		}
 	}
-	if about.Record == nil {
-		return done, left, nil
-	}
 	record := Written{Where: "the record of " + about.Name, Done: deleted}
 	if !w.dry() {
-		// While the verifier still uses the enrollment, the machine could attest and have a record again.
+		// While the verifier still uses the enrollment, the machine could attest and get a new record.
 		if s.Serving {
 			if err := f.unused(ctx, about.UID); err != nil {
 				return done, left, err
 			}
 		}
-		if err := f.deleteRecord(ctx, about.UID); err != nil {
-			return done, left, fmt.Errorf("%s is not deleted: %w", record.Where, err)
+		if s.Serving || about.Record != nil {
+			if err := f.deleteRecord(ctx, about.UID); err != nil {
+				return done, left, fmt.Errorf("%s is not deleted: %w", record.Where, err)
+			}
 		}
 	}
-	return append(done, record), left, nil
+	if about.Record != nil {
+		done = append(done, record)
+	}
+	return done, left, nil
 }
 
 func quarantinedError(name string) error {
@@ -138,7 +140,7 @@ func (f *Folder) unused(ctx context.Context, uid string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return hint.New(errors.New("the record is not deleted: the verifier still uses the enrollment"),
+			return hint.New(errors.New("the verifier still uses the enrollment, and the record is not deleted"),
 				"'status' shows what is wrong with the folder; then run forget again")
 		case <-time.After(inForceEvery):
 		}

@@ -85,23 +85,27 @@ func manifest(m *v1alpha1.MachineAttestation) (map[string]any, error) {
 	return fields, nil
 }
 
-// CheckEnrollment returns what is wrong with an enrollment before it is written.
+// CheckEnrollment returns what is wrong with an enrollment before it is written. Without a namespace it gets the
+// one of the place.
 func CheckEnrollment(m *v1alpha1.MachineAttestation) error {
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
 		return hint.New(errors.New("neither a Machine nor a pool is given"),
 			"add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
 	}
 	for _, f := range []struct{ flag, name string }{{"name", m.Name}, {"namespace", m.Namespace}} {
+		if f.flag == "namespace" && f.name == "" {
+			continue
+		}
 		if len(validation.IsDNS1123Subdomain(f.name)) > 0 {
 			return hint.New(fmt.Errorf("%q is not a name", f.name),
-				"add --%s with lower-case letters, digits, '-' and '.'", f.flag)
+				"a %s has only lower-case letters, digits, '-' and '.'; --%s gives one", f.flag, f.flag)
 		}
 	}
 	return nil
 }
 
-// checkGrant bounds the end of a grant; zero takes a grant back.
-func checkGrant(until, now time.Time) error {
+// CheckGrant bounds the end of a grant; zero takes a grant back.
+func CheckGrant(until, now time.Time) error {
 	if until.IsZero() {
 		return nil
 	}
@@ -167,6 +171,22 @@ func has(m admin.Machine, name string) bool {
 func IsHexID(name string) bool {
 	_, err := hex.DecodeString(name)
 	return err == nil && (len(name) == 16 || len(name) == 64)
+}
+
+// Machine returns the machine that a person calls name, of one namespace or, if it is "", of all.
+func Machine(s *admin.State, namespace, name string) (admin.Machine, error) {
+	return one(named(inNamespace(s, namespace), name).Machines, name)
+}
+
+// inNamespace returns s with only the machines of a namespace; "" is every one.
+func inNamespace(s *admin.State, namespace string) *admin.State {
+	if namespace == "" {
+		return s
+	}
+	out := *s
+	out.Machines = slices.DeleteFunc(slices.Clone(s.Machines),
+		func(m admin.Machine) bool { return !strings.HasPrefix(m.Name, namespace+"/") })
+	return &out
 }
 
 // the one Machine that name stands for.

@@ -132,7 +132,7 @@ func (c *Cluster) target(ctx context.Context, name string) (*machine.Machine, []
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := one(named(g.state(c.o.Now()), name).Machines, name)
+	found, err := Machine(g.state(c.o.Now()), "", name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -166,7 +166,7 @@ func (c *Cluster) Quarantine(ctx context.Context, name string, stop bool, w Writ
 
 // Reattest grants one more attestation until a time; zero takes the grant back.
 func (c *Cluster) Reattest(ctx context.Context, name string, until time.Time, w Write) ([]Written, error) {
-	if err := checkGrant(until, c.o.Now()); err != nil {
+	if err := CheckGrant(until, c.o.Now()); err != nil {
 		return nil, err
 	}
 	m, own, err := c.target(ctx, name)

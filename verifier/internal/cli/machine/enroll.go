@@ -5,7 +5,6 @@ package machine
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
@@ -30,7 +28,7 @@ type enrollOptions struct {
 	machine  string
 	file     string
 	force    bool
-	wait     time.Duration
+	wait     *time.Duration
 	write    *env.Write
 }
 
@@ -91,8 +89,7 @@ func enrollmentFlags(cmd *cobra.Command, o *enrollOptions) {
 	f.BoolVar(&o.write.Replace, "replace", false,
 		"replace an enrollment of the same name; the record of a TPM that was replaced is deleted")
 	f.BoolVar(&o.force, "force", false, "write it although the pool or the Machine looks misspelled")
-	f.DurationVar(&o.wait, "wait", 15*time.Second,
-		"how long to wait until the verifier that serves the folder uses it; 0: do not wait")
+	o.wait = waitFlag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
 }
 
@@ -118,6 +115,9 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 		}
 	} else {
 		m.Spec.Pool = pool
+	}
+	if err := operator.CheckEnrollment(m); err != nil {
+		return env.Usage(err)
 	}
 	if err := checkEnrollments(cmd, b, o, m); err != nil {
 		return err
@@ -216,7 +216,8 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 // finish waits until enrollments are in force. The former TPM may have attested once more meanwhile.
 func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1.MachineAttestation) error {
 	for i, m := range all {
-		if err := waitInForce(cmd, b, m, o.wait, i == len(all)-1); err != nil {
+		enrolled := func(s *admin.State) bool { return operator.Enrolled(s, m) }
+		if err := waitInForce(cmd, b, m.Namespace+"/"+m.Name, *o.wait, i == len(all)-1, enrolled); err != nil {
 			return err
 		}
 		if !o.write.Replace {
@@ -227,36 +228,4 @@ func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1
 		}
 	}
 	return nil
-}
-
-// waitInForce waits until a serving verifier uses an enrollment. Its messages are for a person, so they go to
-// standard error.
-func waitInForce(cmd *cobra.Command, b env.Backend, m *v1alpha1.MachineAttestation, patience time.Duration,
-	last bool) error {
-	w, ok := b.(interface {
-		InForce(context.Context, *v1alpha1.MachineAttestation) ([]string, error)
-	})
-	if !ok || patience <= 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
-	defer cancel()
-	problems, err := w.InForce(ctx, m)
-	switch {
-	case err == nil:
-		if last {
-			cmd.PrintErrln("in force")
-		}
-		return nil
-	case errors.Is(err, admin.ErrNotServing):
-		if last {
-			cmd.PrintErrln("no verifier is serving; it is in force when one does")
-		}
-		return nil
-	}
-	for _, p := range problems {
-		cmd.PrintErrln("problem:", audit.Clean(p))
-	}
-	return hint.New(fmt.Errorf("the verifier does not use %s/%s yet, after %v", m.Namespace, m.Name, patience),
-		"it is written; 'status' shows when it is in force, and what is wrong with it")
 }

@@ -109,6 +109,9 @@ func readMany(ctx context.Context, b env.Backend, namespace string, o enrollOpti
 		} else if err := nameMachine(ctx, b, m, n.name); err != nil {
 			return nil, err
 		}
+		if err := operator.CheckEnrollment(m); err != nil {
+			return nil, fmt.Errorf("%s: %w", n.from, err)
+		}
 		all = append(all, m)
 	}
 	return all, nil

@@ -42,7 +42,7 @@ func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions,
 		hashes = o.ekSHA256
 	}
 	hashes, err = ekHashes(hashes)
-	return hashes, pool, err
+	return hashes, pool, env.Usage(err)
 }
 
 // parseIdentity returns the EKs in what "mcs-attest-agent identify" printed.

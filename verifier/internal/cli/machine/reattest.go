@@ -8,8 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 func reattestCommand(e *env.Env) *cobra.Command {
@@ -17,6 +19,7 @@ func reattestCommand(e *env.Env) *cobra.Command {
 	var until string
 	var revoke bool
 	var w *env.Write
+	var wait *time.Duration
 	cmd := &cobra.Command{
 		Use:   "reattest MACHINE",
 		Short: "Let a machine that has joined be provisioned once more",
@@ -24,7 +27,8 @@ func reattestCommand(e *env.Env) *cobra.Command {
 recorded. The grant ends after --for, at most 24 hours from now, and is used up by
 one provisioning (three attestations: two first boots and a retry).
 
-With --revoke the grant is taken back.`,
+With --revoke the grant is taken back. Of a folder, reattest waits until a serving
+verifier has read it.`,
 		Example: e.Examples(`  PROGRAM reattest worker-7 --for 2h
   PROGRAM reattest worker-7 --revoke`),
 		Args:              cobra.ExactArgs(1),
@@ -42,6 +46,9 @@ With --revoke the grant is taken back.`,
 			default:
 				end = time.Now().Add(lasts)
 			}
+			if err := operator.CheckGrant(end, time.Now()); err != nil {
+				return env.Usage(err)
+			}
 			b, err := e.Open()
 			if err != nil {
 				return err
@@ -56,7 +63,13 @@ With --revoke the grant is taken back.`,
 			if !end.IsZero() && w.Output.Is("") {
 				cmd.PrintErrf("%s may attest again until %s\n", args[0], end.UTC().Format(time.RFC3339))
 			}
-			return w.Report(cmd, done...)
+			if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.DryRun != operator.DryRunNone {
+				return err
+			}
+			return waitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
+				m, err := operator.Machine(s, e.Namespace, args[0])
+				return err == nil && granted(m, end)
+			})
 		},
 	}
 	e.Where(cmd)
@@ -65,6 +78,15 @@ With --revoke the grant is taken back.`,
 	f.StringVar(&until, "until", "", "when it ends, as RFC 3339 has times")
 	f.BoolVar(&revoke, "revoke", false, "take the grant back")
 	cmd.MarkFlagsMutuallyExclusive("for", "until", "revoke")
+	wait = waitFlag(cmd)
 	w = env.WriteFlags(cmd)
 	return cmd
+}
+
+// granted reports whether a machine has the grant until end, or none if end is zero. Of two grants the later counts.
+func granted(m admin.Machine, end time.Time) bool {
+	if end.IsZero() {
+		return m.Reattest == nil
+	}
+	return m.Reattest != nil && !m.Reattest.Before(end.Truncate(time.Second))
 }

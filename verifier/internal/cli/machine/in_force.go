@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+)
+
+// waitFlag adds --wait.
+func waitFlag(cmd *cobra.Command) *time.Duration {
+	return cmd.Flags().Duration("wait", 15*time.Second,
+		"how long to wait until the verifier that serves the folder uses it; 0: do not wait")
+}
+
+// waitInForce waits until the verifier that serves a folder has what was written about a machine. In a cluster it
+// does nothing. It prints its messages to standard error, those of a success only about the last machine.
+func waitInForce(cmd *cobra.Command, b env.Backend, machine string, patience time.Duration, last bool,
+	has func(*admin.State) bool) error {
+	w, ok := b.(interface {
+		InForce(ctx context.Context, has func(*admin.State) bool) ([]string, error)
+	})
+	if !ok || patience <= 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	defer cancel()
+	problems, err := w.InForce(ctx, has)
+	switch {
+	case err == nil:
+		if last {
+			cmd.PrintErrln("in force")
+		}
+		return nil
+	case errors.Is(err, admin.ErrNotServing):
+		if last {
+			cmd.PrintErrln("no verifier is serving; it is in force when one does")
+		}
+		return nil
+	}
+	for _, p := range problems {
+		cmd.PrintErrln("problem:", audit.Clean(p))
+	}
+	return hint.New(fmt.Errorf("the verifier does not use what was written about %s yet, after %v", machine, patience),
+		"it is written; 'status' shows when it is in force, and what is wrong with it")
+}
