@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"io"
@@ -91,7 +92,8 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 	for _, line := range health(s) {
 		fmt.Fprintln(out, line)
 	}
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	var table bytes.Buffer
+	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	row := func(name, pool, phase, since string, reached milestones, node, note string) {
 		columns := []string{name, pool, phase}
 		if wide {
@@ -101,7 +103,7 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 		if wide {
 			columns = append(columns, node)
 		}
-		fmt.Fprintln(w, strings.TrimRight(strings.Join(append(columns, note), "\t"), "\t"))
+		fmt.Fprintln(w, strings.Join(append(columns, note), "\t")) // also without a note, or the column ends here
 	}
 	row("MACHINE", "POOL", "PHASE", "SINCE", milestones{"ATTESTED", "FETCHED", "JOINED"}, "NODE", "NOTE")
 	for _, m := range s.Machines {
@@ -123,6 +125,9 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	for line := range strings.Lines(table.String()) {
+		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
 	}
 	if len(s.Machines)+len(s.Pending)+len(unknown) == 0 {
 		fmt.Fprintln(out, "(no Machine, no enrollment, and nobody waits)")

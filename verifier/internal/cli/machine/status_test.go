@@ -101,6 +101,26 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 	}
 }
 
+// A machine without a note does not change where the notes of others are.
+func TestStatusAlignsTheNotes(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	fresh := admin.Machine{Name: "demo/worker-1", UID: "u-1", Kind: "Machine", Pools: []string{"worker"}, Created: now}
+	for _, wide := range []bool{false, true} {
+		s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{installed(now), fresh}}
+		var out bytes.Buffer
+		if err := printState(&out, &env.Env{}, s, wide); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(out.String(), "\n")
+		if note := strings.Index(lines[0], "NOTE"); note < 0 || strings.Index(lines[2], "never seen") != note {
+			t.Errorf("the notes are not below each other:\n%s", out.String())
+		}
+		if strings.Contains(out.String(), " \n") {
+			t.Errorf("a line ends in a blank:\n%q", out.String())
+		}
+	}
+}
+
 func TestExplainShowsTheCredentialsAndTheCertificate(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{installed(now)}}
