@@ -110,6 +110,7 @@ func (e *Env) Where(cmd *cobra.Command) {
 func ConfigFlag(cmd *cobra.Command, path *string) {
 	const usage = "the verifier's configuration file (default $MCS_ATTEST_CONFIG)"
 	cmd.Flags().StringVar(path, "config", os.Getenv("MCS_ATTEST_CONFIG"), usage)
+	cmd.Flags().Lookup("config").DefValue = "" // or the help has two defaults
 }
 
 // Flags are a command's own, or those that its subcommands have, too.

@@ -35,6 +35,7 @@ func OutputOf(cmd *cobra.Command, forms ...string) *Output {
 	o := &Output{form: forms[0]}
 	usage := quoted(forms)
 	if forms[0] == Table {
+		usage += `; "text" is the former name of "table"`
 		forms = append(forms, "", formerTable)
 	}
 	Choice(cmd.Flags(), &o.form, "output", "o", usage, forms...)

@@ -18,10 +18,15 @@ func checkCommand() *cobra.Command {
 	cmd.AddCommand(&cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check AttestationPolicies before they are used",
-		Long: `Check AttestationPolicies before they are used: each file by itself, and all of
-them together. Says the file, the line, what is wrong and what would be right.
-Exit status 1 if something is.`,
-		Args: cobra.MinimumNArgs(1),
+		Long: `Check AttestationPolicies before they are used: each file by itself, and then all
+files as one set, as if they were together in a folder or a cluster. Two policies
+for one pool are therefore an error, also in different files: check files that are
+alternatives to each other one at a time.
+
+It prints the file, the line, what is wrong and what is right. The exit status is 1
+if a policy cannot be used.`,
+		Example: `  mcs-attest-verifier policy check policies/*.yaml`,
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var files []policy.File
 			for _, name := range args {

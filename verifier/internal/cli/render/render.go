@@ -72,7 +72,7 @@ Exit status 1: the pool, or its pre-approved part, does not render.`,
 	f.BoolVar(&r.explain, "explain", false,
 		"say where each part comes from, and why it is in the pre-approved part or not")
 	f.StringVarP(&r.output, "output", "o", "",
-		`"yaml" (default), "json", "ignition" or "name"; with --explain "table" (default), "json", "yaml" or "name"`)
+		`"yaml" (default), "json", "ignition" or "name"; with --explain "table" (default, formerly "text"), "json", "yaml" or "name"`)
 	return cmd
 }
 

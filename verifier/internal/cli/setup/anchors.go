@@ -132,7 +132,7 @@ func anchorsExportCommand() *cobra.Command {
 			t, _ := trust.New()
 			raw, err := t.Export(trust.Section(args[0]))
 			if err != nil {
-				return err
+				return env.Usage(err)
 			}
 			_, err = cmd.OutOrStdout().Write(raw)
 			return err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/vincent-petithory/dataurl"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -80,21 +81,9 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 		return env.Usage(hint.New(errors.New("no origin given"),
 			"add --origin https://HOST:PORT, as the machines will reach this verifier"))
 	}
-	var hosts []string
-	for i, origin := range o.Origins {
-		if err := checkPort(origin, o.Listen); err != nil {
-			return err
-		}
-		canonical, err := config.Origin(origin)
-		if err != nil {
-			return err
-		}
-		o.Origins[i] = canonical
-		u, err := url.Parse(canonical)
-		if err != nil {
-			return err
-		}
-		hosts = append(hosts, u.Hostname())
+	hosts, err := o.check(dir)
+	if err != nil {
+		return env.Usage(err)
 	}
 	w := folderWriter{dir: dir, out: out}
 	for _, f := range folders {
@@ -115,6 +104,35 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	return nil
 }
 
+// check returns an error if serve would not accept the flags, and the hosts of the origins. It makes the origins
+// canonical.
+func (o *InitOptions) check(dir string) (hosts []string, err error) {
+	for _, origin := range o.Origins {
+		if err := checkPort(origin, o.Listen); err != nil {
+			return nil, err
+		}
+	}
+	for _, pool := range o.Pools {
+		if len(validation.IsDNS1123Subdomain(pool)) > 0 {
+			return nil, hint.New(fmt.Errorf("%q is not a pool", pool),
+				"a pool has only lower-case letters, digits, '-' and '.'")
+		}
+	}
+	c, err := config.Parse("the flags", configText(*o), dir)
+	if err != nil {
+		return nil, err
+	}
+	o.Origins = c.Origins
+	for _, origin := range o.Origins {
+		u, err := url.Parse(origin)
+		if err != nil {
+			return nil, err
+		}
+		hosts = append(hosts, u.Hostname())
+	}
+	return hosts, nil
+}
+
 // checkPort returns an error if the machines would ask a port that the verifier does not listen on: an origin
 // without a port is port 443.
 func checkPort(origin, listen string) error {
@@ -127,10 +145,9 @@ func checkPort(origin, listen string) error {
 	if err != nil || port == "443" {
 		return nil
 	}
-	return env.Usage(hint.New(fmt.Errorf("the origin %s has no port: machines would ask port 443, and the verifier "+
-		"listens "+
-		"on %s", origin, listen), "write --origin https://%s, or :443 if a load balancer forwards that port",
-		net.JoinHostPort(u.Hostname(), port)))
+	return hint.New(fmt.Errorf("the origin %s has no port: machines would ask port 443, and the verifier listens on %s",
+		origin, listen), "write --origin https://%s, or :443 if a load balancer forwards that port",
+		net.JoinHostPort(u.Hostname(), port))
 }
 
 // folderWriter writes the files that do not exist yet, and reports each file.

@@ -51,6 +51,9 @@ same before you give it away.`,
   PROGRAM support-bundle --output bundle/ --since 2h`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if since < 0 {
+				return env.Usagef("since %v: must not be negative", since)
+			}
 			b, err := e.Open()
 			if err != nil {
 				return err

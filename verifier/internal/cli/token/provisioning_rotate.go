@@ -29,6 +29,9 @@ would be locked out. With --now every older token is void at once; use it when o
 was stolen.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if grace < 0 || grace > provisioning.MaxGrace {
+				return env.Usagef("grace %v: at most %v", grace, provisioning.MaxGrace)
+			}
 			p, s, err := openProvisioner(cmd, e)
 			if err != nil {
 				return err
