@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sort"
 )
 
 // UKI is a unified kernel image on an EFI system partition: systemd's stub, the kernel, an
@@ -116,36 +115,12 @@ func (r *Rig) endOfImage(path string) uint64 {
 	return pageAlign(end)
 }
 
-// esp creates a FAT file system with the image at the path that firmware uses.
-func (r *Rig) esp(u UKI) string {
+// files returns what the EFI system partition contains.
+func (u UKI) files(r *Rig) map[string]string {
 	r.t.Helper()
-	image := r.BuildUKI(u)
-	names := make([]string, 0, len(u.Credentials))
-	for name := range u.Credentials {
-		names = append(names, name)
+	files := map[string]string{"EFI/BOOT/BOOTX64.EFI": r.BuildUKI(u)}
+	for name, content := range u.Credentials {
+		files["EFI/BOOT/BOOTX64.EFI.extra.d/"+name+".cred"] = r.text("credential", content)
 	}
-	sort.Strings(names)
-	in := r.inputs("esp").file(image)
-	for _, name := range names {
-		in.text(name, u.Credentials[name])
-	}
-	return r.cached("esp", "EFI system partition", in, func(out string) {
-		info, err := os.Stat(image)
-		r.fatal(err, "ESP")
-		r.fatal(os.WriteFile(out, nil, 0o644), "ESP")
-		// FAT32 requires at least 65525 clusters, so the size is never below 40 MiB.
-		r.fatal(os.Truncate(out, max(info.Size()+16<<20, 64<<20)), "ESP")
-		r.run(r.dir, nil, "mkfs.vfat", "-F", "32", "-n", "ESP", out)
-		dirs := []string{"::/EFI", "::/EFI/BOOT"}
-		if len(names) > 0 {
-			dirs = append(dirs, "::/EFI/BOOT/BOOTX64.EFI.extra.d")
-		}
-		r.run(r.dir, nil, "mmd", append([]string{"-i", out}, dirs...)...)
-		r.run(r.dir, nil, "mcopy", "-i", out, image, "::/EFI/BOOT/BOOTX64.EFI")
-		for _, name := range names {
-			path := filepath.Join(r.dir, name+".cred")
-			r.fatal(os.WriteFile(path, []byte(u.Credentials[name]), 0o644), "ESP")
-			r.run(r.dir, nil, "mcopy", "-i", out, path, "::/EFI/BOOT/BOOTX64.EFI.extra.d/"+filepath.Base(path))
-		}
-	})
+	return files
 }

@@ -46,7 +46,9 @@ type VM struct {
 	Kubelet *Kubelet
 	// UKI boots through OVMF from an EFI system partition instead.
 	UKI *UKI
-	// SecureBoot enables Secure Boot with the snake-oil keys; only with UKI.
+	// GRUB boots shim, GRUB and the kernel from an EFI system partition through OVMF instead.
+	GRUB *GRUB
+	// SecureBoot enables Secure Boot with the snake-oil keys for a UKI, and with Microsoft's for GRUB.
 	SecureBoot bool
 	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys enrolled, none of
 	// which signed it.
@@ -138,18 +140,27 @@ func (r *Rig) Boot(vm VM) *Node {
 		args = append(args, "-device", "virtio-scsi-pci", "-device", "scsi-cd,drive=config",
 			"-drive", "if=none,id=config,format=raw,readonly=on,file="+r.configDrive(n.path("config.iso"), vm.ConfigDrive))
 	}
-	if vm.UKI != nil {
+	if vm.UKI != nil || vm.GRUB != nil {
 		vars := ovmf + "OVMF_VARS_4M.fd"
-		if vm.SecureBoot {
-			vars = ovmf + "OVMF_VARS_4M.snakeoil.fd"
+		var files map[string]string
+		if vm.UKI != nil {
+			files = vm.UKI.files(r)
+			if vm.SecureBoot {
+				vars = ovmf + "OVMF_VARS_4M.snakeoil.fd"
+			}
+		} else {
+			files = vm.GRUB.files(r, vm.LaterBoot, vm.Platform)
+			if vm.SecureBoot {
+				vars = ovmf + "OVMF_VARS_4M.ms.fd"
+			}
 		}
 		firmware, options := n.firmware(vars, vm.SecureBoot)
 		machine += options
 		args = append(args, firmware...)
-		args = append(args, "-drive", "if=none,id=esp,format=raw,cache=unsafe,snapshot=on,file="+r.esp(*vm.UKI),
+		args = append(args, "-drive", "if=none,id=esp,format=raw,cache=unsafe,snapshot=on,file="+r.esp(files),
 			"-device", "virtio-blk-pci,drive=esp,bootindex=0")
 		if vm.Cmdline != "" {
-			r.t.Fatalf("a unified kernel image has its command line inside: use UKI.Cmdline")
+			r.t.Fatalf("a unified kernel image and grub.cfg have the command line: use their Cmdline")
 		}
 	} else {
 		line := firstBoot(vm.Platform)

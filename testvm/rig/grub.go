@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import "strings"
+
+// GRUB boots as most distributions do: shim, signed by Microsoft, starts GRUB, signed by Debian, which
+// starts Debian's signed kernel. Secure Boot does not cover the initramfs, grub.cfg and the command
+// line; GRUB measures them into the PCRs 8 and 9.
+type GRUB struct {
+	Initrd Initrd
+	// Cmdline is added to the usual command line, in grub.cfg.
+	Cmdline string
+	// Commands are added to grub.cfg before the entry.
+	Commands []string
+}
+
+const (
+	shim       = "/usr/lib/shim/shimx64.efi.signed"
+	mokManager = "/usr/lib/shim/mmx64.efi.signed"
+	signedGRUB = "/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed"
+)
+
+// config returns grub.cfg. As on CoreOS, a file on the boot partition makes the boot a first boot.
+func (g GRUB) config(later bool, platform string) string {
+	lines := []string{
+		"set timeout=0",
+		`set ignition_firstboot=""`,
+		`if [ -f "/ignition.firstboot" ]; then`,
+		`  set ignition_firstboot="` + strings.TrimPrefix(firstBoot(platform), bareCmdline+" ") + `"`,
+		"fi",
+	}
+	lines = append(lines, g.Commands...)
+	line := bareCmdline
+	if g.Cmdline != "" {
+		line += " " + g.Cmdline
+	}
+	return strings.Join(append(lines,
+		"linux /vmlinuz "+line+" $ignition_firstboot",
+		"initrd /initrd.img",
+		"boot", ""), "\n")
+}
+
+// files returns what the EFI system partition contains. It is also the boot partition.
+func (g GRUB) files(r *Rig, later bool, platform string) map[string]string {
+	r.t.Helper()
+	g.Initrd.Compress = true
+	kernel, _ := r.Kernel()
+	files := map[string]string{
+		"EFI/BOOT/BOOTX64.EFI": shim,
+		"EFI/BOOT/grubx64.efi": signedGRUB,
+		"EFI/BOOT/mmx64.efi":   mokManager,
+		"EFI/debian/grub.cfg":  r.text("grub.cfg", g.config(later, platform)),
+		"vmlinuz":              kernel,
+		"initrd.img":           r.Build(g.Initrd),
+	}
+	if !later {
+		files["ignition.firstboot"] = r.text("flag", "")
+	}
+	return files
+}
