@@ -60,8 +60,8 @@ const (
 )
 
 // MadeBy decides the case from the marks on the Secret of the CA: its annotation
-// openshift.io/owning-component and its field managers. The last writer has left its own:
-// library-go writes the annotation in each pass.
+// openshift.io/owning-component and its field managers. The last writer has left its own,
+// because each writes the annotation in each pass.
 func MadeBy(component string, managers []string) Case {
 	operator := func(manager string) bool { return strings.HasPrefix(manager, "machine-config-") }
 	switch {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pki creates the certificates of a standalone verifier: a CA and a serving certificate, as for
-// the Machine Config Server (ten years, one CA in the pointer config), with P-256 keys.
+// Package pki creates the certificates of the Machine Config Server and of a standalone verifier: a CA and
+// a serving certificate, each with its key. A serving certificate has a P-256 key.
 package pki
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -29,14 +30,19 @@ type Pair struct {
 	Key         secret.Bytes
 }
 
-// NewCA creates a CA.
+// NewCA creates a CA on a P-256 key. It can sign immediately, also for machines whose clocks are behind.
 func NewCA(name string, now time.Time) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Pair{}, fmt.Errorf("generate key: %w", err)
 	}
+	return SelfSign(name, key, now.Add(-mcscert.Backdate), now.Add(Validity))
+}
+
+// SelfSign creates a CA on a key, of any type that crypto/x509 can sign with.
+func SelfSign(name string, key crypto.Signer, notBefore, notAfter time.Time) (Pair, error) {
 	template := &x509.Certificate{ // with a random serial number
-		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-mcscert.Backdate), NotAfter: now.Add(Validity),
+		Subject: pkix.Name{CommonName: name}, NotBefore: notBefore, NotAfter: notAfter,
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
@@ -60,7 +66,7 @@ func (ca Pair) Serve(hosts []string, now time.Time) (Pair, error) {
 	return encode(leaf.Raw, key)
 }
 
-func encode(der []byte, key *ecdsa.PrivateKey) (Pair, error) {
+func encode(der []byte, key crypto.Signer) (Pair, error) {
 	raw, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return Pair{}, fmt.Errorf("encode key: %w", err)

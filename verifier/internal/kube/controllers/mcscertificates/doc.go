@@ -2,8 +2,8 @@
 
 // Package mcscertificates renews the certificates of the Machine Config Server in a cluster where the
 // machine-config-operator does not. These are its CA, the bundle of every valid CA, the serving
-// certificate, and the bundle in pointer configs. Package mcscert has the rules. library-go's
-// certrotation makes the CA, the bundle and the Secrets, as in the machine-config-operator.
+// certificate, and the bundle in pointer configs. Package mcscert has the rules. Package certrotation
+// writes the CA, the bundle and the serving certificate.
 //
 // It watches nothing. It reads the objects live once a minute: the certificates change once in years,
 // RBAC grants access to the objects by name, and no cache contains the key of the CA.

@@ -4,12 +4,10 @@ package mcscertificates
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"time"
 
-	"github.com/openshift/library-go/pkg/operator/certrotation"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/certrotation"
 )
 
 // The methods in this file implement the certs commands, which run with an administrator's account.
@@ -73,7 +72,7 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 // retryConflicts repeats a pass after a conflict with another writer.
 func (r *Reconciler) retryConflicts(ctx context.Context, force bool) (s mcscert.Status, err error) {
 	overtaken := func(err error) bool {
-		return errors.Is(err, errOvertaken) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
 	}
 	err = retry.OnError(retry.DefaultRetry, overtaken, func() (err error) {
 		s, err = r.ensure(ctx, force)
@@ -83,14 +82,14 @@ func (r *Reconciler) retryConflicts(ctx context.Context, force bool) (s mcscert.
 	return s, err
 }
 
-// expireCA removes an annotation, which makes library-go create a new CA.
+// expireCA removes an annotation, which requests a new CA.
 func (r *Reconciler) expireCA(ctx context.Context) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		ca := &corev1.Secret{}
 		if err := r.o.Client.Get(ctx, r.ca, ca); err != nil {
 			return err
 		}
-		delete(ca.Annotations, certrotation.CertificateNotAfterAnnotation)
+		delete(ca.Annotations, certrotation.NotAfterAnnotation)
 		return r.o.Client.Update(ctx, ca)
 	})
 	if err != nil {

@@ -4,6 +4,9 @@ package mcscertificates
 
 import (
 	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -24,6 +27,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/certrotation"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
@@ -57,8 +61,7 @@ type Options struct {
 	// Expiry, if set, receives the expiry of each set of certificates. The zero time means that another
 	// replica reports it from now on.
 	Expiry func(set string, at time.Time)
-	// Now is the clock for the waits for the operator and for machines. library-go uses its own clock.
-	// Default time.Now.
+	// Now is the clock. Default time.Now.
 	Now func() time.Time
 	// Every is the time between two passes. Default one minute.
 	Every time.Duration
@@ -71,6 +74,7 @@ type Reconciler struct {
 	always         bool
 	ca, serving    client.ObjectKey
 	pointerConfigs pointerConfigs
+	certs          certrotation.Rotator
 
 	missing     time.Time // since when the CA has not existed
 	mine, rival bool      // whether the CA had our annotations, and has had others since
@@ -110,8 +114,12 @@ func New(o Options) (*Reconciler, error) {
 		o: o, ca: keys[0], serving: keys[1],
 		always:         o.Config.Certificates != nil && o.Config.Certificates.Rotate == config.RotateAlways,
 		pointerConfigs: pointerConfigs{o.Client, o.Log, keys[2:], k.MachineNamespaces, o.ListUserData},
+		certs:          certrotation.Rotator{Client: o.Client, Now: o.Now, NewKey: newKey},
 	}, nil
 }
+
+// newKey creates the key of a CA, of the type that the machine-config-operator uses.
+func newKey() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, 2048) }
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
@@ -333,7 +341,7 @@ func (o objects) describe(s *mcscert.Status) error {
 		}
 	}
 	if o.bundle != nil {
-		s.Bundle = parse(o.bundle, "ConfigMap", []byte(o.bundle.Data[bundleKey]))
+		s.Bundle = parse(o.bundle, "ConfigMap", []byte(o.bundle.Data[certrotation.BundleKey]))
 	}
 	return errors.Join(errs...)
 }

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -40,6 +41,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
@@ -329,6 +331,49 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 		// The installer's CA is of the same time as the verifier's first.
 		if leaves[0] < mcscert.Refresh || leaves[0] > mcscert.Refresh+mcscert.Refresh/10+60*24*time.Hour {
 			t.Errorf("the installer's certificate was replaced after %v days", leaves[0].Hours()/24)
+		}
+	})
+}
+
+// The objects in testdata are what an earlier version wrote with OpenShift's library-go. They are accepted as
+// they are, their CA signs, and their rotation continues.
+func TestObjectsOfLibraryGoAreAccepted(t *testing.T) {
+	raw, err := os.ReadFile("testdata/library-go.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) { // The clock is then that of the objects.
+		var written unstructured.UnstructuredList
+		if err := yaml.Unmarshal(raw, &written); err != nil {
+			t.Fatal(err)
+		}
+		var objects []client.Object
+		for _, o := range written.Items {
+			objects = append(objects, &o)
+		}
+		r := newRig(t, objects...)
+		before := r.objects()
+		first := r.sync()
+		if first.Case != mcscert.CaseOurs || first.CA == nil || first.Leaf == nil || len(first.PointerConfigs) != 1 {
+			t.Fatalf("%s, CA %v", first.Case, first.CA)
+		}
+		time.Sleep(mcscert.Refresh - 2*mcscert.Backdate)
+		r.start()
+		if s := r.sync(); r.objects() != before || len(r.events) > 0 || len(r.c.Findings()) > 0 {
+			t.Errorf("something was written: CA of %s, certificate of %s, events %v, findings %v",
+				s.CA.NotBefore, s.Leaf.NotBefore, r.events, r.c.Findings())
+		}
+		// The same CA signs for another host, so no machine has to learn a new one.
+		r.o.Hostnames = append(r.o.Hostnames, "192.0.2.9")
+		r.start()
+		if s := r.sync(); s.Leaf.Equal(first.Leaf) || s.Leaf.CheckSignatureFrom(first.CA) != nil {
+			t.Error("its CA does not sign")
+		}
+		time.Sleep(3 * mcscert.Backdate)
+		second := r.sync()
+		if second.CA.Equal(first.CA) || len(second.Bundle) != 2 || !mcscert.Contains(second.Bundle, first.CA) ||
+			second.Leaf.CheckSignatureFrom(first.CA) != nil {
+			t.Errorf("after eight years: not a new CA beside the old one; %d CAs", len(second.Bundle))
 		}
 	})
 }

@@ -7,21 +7,16 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"time"
 
-	"github.com/openshift/library-go/pkg/operator/certrotation"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corev1listers "k8s.io/client-go/listers/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 )
 
-const bundleKey, legacyKey = "ca-bundle.crt", "ca.crt"
-
-// errOvertaken means that library-go returned no error after a conflict.
-var errOvertaken = errors.New("another client wrote the object first")
+const legacyKey = "ca.crt"
 
 // objects are the objects that a pass read; a field is nil if the object does not exist. legacy is read
 // only if the verifier renews the certificates.
@@ -77,42 +72,26 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 		return nil, fmt.Errorf("the Secret %s has the type %s, which is immutable:"+
 			" run 'certs init' to recreate it with the same content", r.serving, o.serving.Type)
 	}
-	if err := r.keepIssuer(ctx, &o); err != nil {
-		return nil, err
-	}
-	api, events := writer{r.o.Client}, newRecorder()
-	ca, _, err := certrotation.RotatedSigningCASecret{
-		Namespace: r.ca.Namespace, Name: r.ca.Name, Validity: mcscert.Validity, Refresh: mcscert.Refresh,
-		AdditionalAnnotations: metadata("CA that signs the Machine Config Server's certificate"),
-		Lister:                corev1listers.NewSecretLister(only(o.ca)), Client: api, EventRecorder: events,
-	}.EnsureSigningCertKeyPair(ctx)
-	if err != nil || ca == nil {
+	ca, why, err := r.certs.CA(ctx, r.ca, o.ca)
+	if err != nil {
 		return nil, explain(err)
 	}
-	r.renewed(events)
+	r.renewed("CARenewed", "the CA in Secret", r.ca, why)
 	r.mine = true
-	bundle, err := certrotation.CABundleConfigMap{
-		Namespace: r.ca.Namespace, Name: r.ca.Name,
-		AdditionalAnnotations: metadata("every CA that machines may trust for the Machine Config Server"),
-		Lister:                corev1listers.NewConfigMapLister(only(o.bundle)), Client: api, EventRecorder: events,
-	}.EnsureConfigMapCABundle(ctx, ca, r.ca.String())
-	if err != nil || bundle == nil {
+	bundle, why, err := r.certs.Bundle(ctx, r.ca, o.bundle, append(o.issuer(r.o.Now()), ca.Certificate)...)
+	if err != nil {
 		return nil, explain(err)
 	}
-	r.renewed(events)
+	r.renewed("CABundleRenewed", "the bundle in ConfigMap", r.ca, why)
 	// Machines must trust the CA before it signs a certificate.
-	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Config.Certs[0], o.legacy), false)
-	rules := mcscert.Serving{Hosts: r.o.Hostnames, PointerConfigs: found, Incomplete: incomplete != nil, Force: force}
-	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
-		Namespace: r.serving.Namespace, Name: r.serving.Name, Validity: mcscert.Validity, Refresh: mcscert.Refresh,
-		AdditionalAnnotations: metadata("serving certificate of the Machine Config Server"),
-		CertCreator:           servingCreator{rules},
-		Lister:                corev1listers.NewSecretLister(only(o.serving)), Client: api, EventRecorder: events,
-	}.EnsureTargetCertKeyPair(ctx, ca, bundle)
-	if err != nil || serving == nil {
+	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Certificate, o.legacy), false)
+	why, err = r.certs.Serving(ctx, r.serving, o.serving, ca, mcscert.Serving{
+		Hosts: r.o.Hostnames, Bundle: bundle, PointerConfigs: found, Incomplete: incomplete != nil, Force: force,
+	})
+	if err != nil {
 		return found, errors.Join(explain(err), incomplete)
 	}
-	r.renewed(events)
+	r.renewed("ServingCertificateRenewed", "the serving certificate in Secret", r.serving, why)
 	return found, incomplete
 }
 
@@ -126,28 +105,15 @@ func authorities(bundle []*x509.Certificate, signer *x509.Certificate, legacy *c
 	return a
 }
 
-// keepIssuer adds the CA of the current serving certificate to the bundle before any other change,
-// because machines trust the Machine Config Server by that CA.
-func (r *Reconciler) keepIssuer(ctx context.Context, o *objects) error {
+// issuer returns the CA of the current serving certificate. The CA stays in the bundle, because machines
+// trust the Machine Config Server by it. There is none if no machine can verify the certificate.
+func (o objects) issuer(now time.Time) []*x509.Certificate {
 	if o.serving == nil {
 		return nil
 	}
 	chain, err := mcscert.Parse(o.serving.Data[corev1.TLSCertKey])
-	if err != nil || !r.o.Now().Before(chain[0].NotAfter) {
-		return nil // no machine can verify it
-	}
-	m, write := o.bundle, r.o.Client.Update
-	if m == nil {
-		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ca.Namespace, Name: r.ca.Name}}
-		write = func(ctx context.Context, o client.Object, _ ...client.UpdateOption) error {
-			return r.o.Client.Create(ctx, o)
-		}
-	}
-	var bundle []*x509.Certificate
-	if raw := m.Data[bundleKey]; raw != "" {
-		if bundle, err = mcscert.Parse([]byte(raw)); err != nil {
-			return fmt.Errorf("the bundle in ConfigMap %s, %s: %w", r.ca, bundleKey, err)
-		}
+	if err != nil || !now.Before(chain[0].NotAfter) {
+		return nil
 	}
 	known := chain[1:]
 	if o.legacy != nil {
@@ -155,37 +121,24 @@ func (r *Reconciler) keepIssuer(ctx context.Context, o *objects) error {
 			known = append(known, cas...)
 		}
 	}
-	issuer := mcscert.IssuerOf(chain[0], known)
-	if mcscert.IssuerOf(chain[0], bundle) != nil || issuer == nil || !r.o.Now().Before(issuer.NotAfter) {
-		return nil
+	if ca := mcscert.IssuerOf(chain[0], known); ca != nil {
+		return []*x509.Certificate{ca}
 	}
-	if m.Data == nil {
-		m.Data = map[string]string{}
-	}
-	m.Data[bundleKey] = string(mcscert.Encode(append(bundle, issuer)...))
-	if err := write(ctx, m); err != nil {
-		return explain(fmt.Errorf("keep the CA of the serving certificate: %w", err))
-	}
-	o.bundle = m
-	r.o.Log.Info("the CA of the serving certificate stays in the bundle",
-		"ca", issuer.Subject.CommonName, "not_after", issuer.NotAfter)
 	return nil
 }
 
-// renewed reports the changes that library-go made.
-func (r *Reconciler) renewed(events *recorder) {
-	for _, e := range events.take() {
-		r.o.Log.Info("certificates of the Machine Config Server", "step", e.reason, "why", e.message)
-		r.emit(false, e.reason, e.message)
+// renewed reports a change. why is "" if there was none.
+func (r *Reconciler) renewed(reason, what string, name client.ObjectKey, why string) {
+	if why == "" {
+		return
 	}
+	r.o.Log.Info("certificates of the Machine Config Server", "step", reason, "why", why)
+	r.emit(false, reason, fmt.Sprintf("renewed %s %s: %s", what, name, why))
 }
 
-// explain adds a hint to the error of a write, or states that library-go returned none.
+// explain adds a hint to the error of a write.
 func explain(err error) error {
-	switch {
-	case err == nil:
-		return errOvertaken
-	case apierrors.IsForbidden(err):
+	if apierrors.IsForbidden(err) {
 		return fmt.Errorf("%w; the controller's account may not create this object:"+
 			" run 'certs init' once with an administrator's account", err)
 	}
