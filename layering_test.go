@@ -11,6 +11,7 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -75,6 +76,8 @@ func TestImportsGoDownOnly(t *testing.T) {
 		{"./verifier/...", []string{module + "/agent", module + "/pkg/evidence/tpm2/attester",
 			module + "/pkg/evidence/awssts/attester",
 			"github.com/google/go-eventlog", "github.com/google/go-attestation/attest", "github.com/google/go-tpm-tools"}, nil},
+		// It doubles the program: docs/designs/003-size-of-the-verifier.md.
+		{"./verifier", []string{"github.com/google/go-cmp"}, nil},
 	} {
 		for _, p := range list(t, floor.packages) {
 			for _, d := range p.Deps {
@@ -88,6 +91,19 @@ func TestImportsGoDownOnly(t *testing.T) {
 					t.Errorf("%s imports %s: a package of this floor is pure", p.ImportPath, i)
 				}
 			}
+		}
+	}
+}
+
+// A go.mod that replaces or excludes a module makes 'go install .../verifier@VERSION' fail.
+func TestGoModIsInstallable(t *testing.T) {
+	raw, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) > 0 && slices.Contains([]string{"replace", "exclude"}, f[0]) {
+			t.Errorf("go.mod: %s", line)
 		}
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -133,7 +132,7 @@ func (m *Modules) describe(binary string) (*cdx.BOM, error) {
 	}
 	components := []cdx.Component{library}
 	for _, d := range info.Deps {
-		c, err := m.component(local(d, &info.Main))
+		c, err := m.component(d)
 		if err != nil {
 			return nil, err
 		}
@@ -152,35 +151,17 @@ func (m *Modules) describe(binary string) (*cdx.BOM, error) {
 	return bom, nil
 }
 
-// local names a module that a folder of the main module replaces: it is part of the main module and has
-// its version. Other modules are returned unchanged.
-func local(m, main *debug.Module) *debug.Module {
-	if m.Replace == nil || !strings.HasPrefix(m.Replace.Path, "./") {
-		return m
-	}
-	return &debug.Module{Path: path.Join(main.Path, m.Replace.Path), Version: main.Version}
-}
-
 func (m *Modules) component(module *debug.Module) (cdx.Component, error) {
 	id := module.Path + "@" + module.Version
-	if module.Replace != nil {
-		module = module.Replace
-	}
-	purl := "pkg:golang/" + module.Path + "@" + module.Version
+	purl := "pkg:golang/" + id
 	c := cdx.Component{
 		BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: module.Path, Version: module.Version, PackageURL: purl,
 	}
 	if module.Sum != "" {
 		c.Properties = &[]cdx.Property{{Name: "go:sum", Value: module.Sum}}
 	}
-	folder := m.folders[id]
-	if folder == "" {
-		// A replacement in the tree has the license of the tree.
-		parent, _, _ := strings.Cut(id, "/third_party/")
-		folder = m.folders[parent+"@"+module.Version]
-	}
 	var err error
-	c.Licenses, err = m.license(folder, id)
+	c.Licenses, err = m.license(m.folders[id], id)
 	return c, err
 }
 
