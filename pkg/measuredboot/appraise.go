@@ -121,7 +121,7 @@ func (b *boot) fresh(rawLog []byte) error {
 		starts = append(starts, log.Replay().Value(11))
 	}
 	for _, start := range starts {
-		if cappedFrom(b.bank, start, value) {
+		if leftFrom(b.bank, start, value) {
 			return reason.Wrap(reason.PCRCapped, onPCR(11, "the value it has while the initramfs runs", "that value, capped"),
 				"profile %s", b.result.Profile)
 		}

@@ -4,6 +4,7 @@ package measuredboot_test
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 	"testing"
 
@@ -342,6 +343,25 @@ func TestAttack_T32_AfterTheCapNothingAttests(t *testing.T) {
 			fails(t, b, reason.PCRCapped, "PCR 11")
 		}
 	}
+	t.Run("nor after systemd's own end of the initramfs, without a cap", func(t *testing.T) {
+		b := b
+		for _, p := range []measuredboot.Profile{measuredboot.SecureBoot, measuredboot.IdentityOnly} {
+			b.profile, b.quoted = p, maps.Clone(b.quoted)
+			for _, phases := range [][]string{{"enter-initrd"}, {"enter-initrd", "leave-initrd"}, {"leave-initrd"},
+				{"enter-initrd", "leave-initrd", "sysinit"}, {"enter-initrd", "leave-initrd", "sysinit", "ready"}} {
+				v := c.PCR("sha256", 11)
+				for _, phase := range phases {
+					v = eventlog.Extend(b.bank, v, eventlog.Hash(b.bank, []byte(phase)))
+				}
+				b.quoted[11] = v
+				if len(phases) == 1 && phases[0] == measuredboot.EnterInitrd {
+					passes(t, b)
+				} else {
+					fails(t, b, reason.PCRCapped, "PCR 11")
+				}
+			}
+		}
+	})
 	t.Run("a log that explains the cap does not help", func(t *testing.T) {
 		b := b
 		b.profile = measuredboot.SecureBoot

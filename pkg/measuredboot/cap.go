@@ -15,26 +15,27 @@ const CapLabel = "mcs-attest: capped"
 // (systemd-pcrphase.service(8)).
 const EnterInitrd = "enter-initrd"
 
-// laterPhases follow during the boot. An initramfs attests before them.
+// laterPhases follow during the boot. An initramfs attests before them: where systemd-pcrphase runs,
+// leave-initrd ends the initramfs as the cap does elsewhere.
 var laterPhases = []string{"leave-initrd", "sysinit", "ready"}
 
 // CapDigest returns the digest to extend into PCR 11 of a bank: the hash of [CapLabel]. It is nil
 // for a bank that cannot be appraised.
 func CapDigest(bank uint16) []byte { return eventlog.Hash(bank, []byte(CapLabel)) }
 
-// cappedFrom reports whether value results from start by one or two caps, before or after the phase
-// enter-initrd, and the later phases of the boot. It only distinguishes a capped machine from an
-// unknown image in the denial.
-func cappedFrom(bank uint16, start, value []byte) bool {
+// leftFrom reports whether value results from start by the end of the initramfs: a cap, systemd's
+// phase leave-initrd, or both, and then the later phases of the boot. The initramfs may have been
+// capped twice, before or after the phase enter-initrd.
+func leftFrom(bank uint16, start, value []byte) bool {
 	phase := func(v []byte, name string) []byte {
 		return eventlog.Extend(bank, v, eventlog.Hash(bank, []byte(name)))
 	}
-	for _, first := range [][]byte{start, phase(start, EnterInitrd)} {
-		v := first
-		for range 2 {
-			v = eventlog.Extend(bank, v, CapDigest(bank))
-			if bytes.Equal(v, value) {
-				return true
+	for _, v := range [][]byte{start, phase(start, EnterInitrd)} {
+		for caps := range 3 {
+			if caps > 0 {
+				if v = eventlog.Extend(bank, v, CapDigest(bank)); bytes.Equal(v, value) {
+					return true
+				}
 			}
 			w := v
 			for _, name := range laterPhases {

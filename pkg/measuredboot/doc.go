@@ -32,8 +32,9 @@
 //
 // # The cap
 //
-// After the initramfs has finished or failed, PCR 11 is extended with [CapDigest] in every bank, so
-// that nothing that runs later can attest as the initramfs. Before that, PCR 11 is zero (no UKI),
+// After the initramfs has finished or failed, PCR 11 is extended in every bank, so that nothing that
+// runs later can attest as the initramfs: with [CapDigest], or with systemd's phase "leave-initrd"
+// where systemd-pcrphase runs. Both are denied as PCRCapped. Before that, PCR 11 is zero (no UKI),
 // or the value that systemd-stub measured for the UKI, possibly followed by the phase
 // "enter-initrd". These pre-cap values are reference values. The event log cannot replace them,
 // because any program can append to a log. This applies to every profile, even to one that only

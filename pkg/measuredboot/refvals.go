@@ -27,8 +27,9 @@ type ReferenceValues struct {
 	// Stub names the boot stub that measures the sections, for example "systemd-stub 252.39". Informational.
 	Stub string `json:"stub,omitempty"`
 
-	// PCR11 has the values of PCR 11 while the initramfs runs, before the cap. An empty list means
-	// that the image does not extend PCR 11 (shim and GRUB), so it is zero.
+	// PCR11 has the values of PCR 11 while the initramfs runs, before the cap or the phase
+	// leave-initrd. An empty list means that the image does not extend PCR 11 (shim and GRUB), so it
+	// is zero.
 	PCR11 []PCRValue `json:"pcr11,omitempty"`
 
 	// Sections are what systemd-stub measures into PCR 11, in its order. They let a denial name the
@@ -130,6 +131,9 @@ func (r *ReferenceValues) Validate() error {
 		if err := r.followsFromSections(i, v); err != nil {
 			return err
 		}
+		if err := r.beforeTheEnd(i, v); err != nil {
+			return err
+		}
 	}
 	for field, list := range map[string][]Digests{"pcr12": r.PCR12, "pcr13": r.PCR13} {
 		for i, d := range list {
@@ -167,6 +171,26 @@ func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {
 		if !bytes.Equal(have, want) {
 			return fmt.Errorf("pcr11[%d].%s: %x does not follow from the sections, which give %x", i, eventlog.BankName(bank),
 				have, want)
+		}
+	}
+	return nil
+}
+
+// beforeTheEnd rejects a value from after the initramfs. 'systemd-measure calculate' prints one for
+// each phase, and with a later one root on the running system would attest.
+func (r *ReferenceValues) beforeTheEnd(i int, v PCRValue) error {
+	for _, bank := range []uint16{eventlog.SHA256, eventlog.SHA384} {
+		starts := [][]byte{make([]byte, eventlog.Size(bank))}
+		for _, other := range r.PCR11 {
+			if start := other.In(bank); len(start) > 0 {
+				starts = append(starts, start)
+			}
+		}
+		for _, start := range starts {
+			if leftFrom(bank, start, v.In(bank)) {
+				return fmt.Errorf("pcr11[%d].%s: %x is the value after the initramfs (phase leave-initrd, or the cap)", i,
+					eventlog.BankName(bank), v.In(bank))
+			}
 		}
 	}
 	return nil

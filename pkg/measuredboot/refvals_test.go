@@ -59,6 +59,16 @@ func TestValidate_RejectsInvalidReferenceValues(t *testing.T) {
 		}, "pcr11[0].sha384: 32 bytes, expected 48"},
 		"a phase after the initramfs": {func(r *measuredboot.ReferenceValues) { r.PCR11[1].Phase = "ready" },
 			`phase "ready"`},
+		"a value of a later phase, without its name": {func(r *measuredboot.ReferenceValues) {
+			r.Sections = nil
+			left := eventlog.Extend(eventlog.SHA256, r.PCR11[1].SHA256,
+				eventlog.Hash(eventlog.SHA256, []byte("leave-initrd")))
+			r.PCR11 = append(r.PCR11, measuredboot.PCRValue{Digests: measuredboot.Digests{SHA256: left}})
+		}, "pcr11[2].sha256: "},
+		"a value after the cap": {func(r *measuredboot.ReferenceValues) {
+			r.Sections = nil
+			r.PCR11[1].SHA384 = eventlog.Extend(eventlog.SHA384, make([]byte, 48), measuredboot.CapDigest(eventlog.SHA384))
+		}, "is the value after the initramfs"},
 		"a value that is not of the sections": {func(r *measuredboot.ReferenceValues) {
 			r.PCR11[0].SHA256 = r.PCR11[1].SHA256
 		}, "does not follow from the sections"},
