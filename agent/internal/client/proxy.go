@@ -20,7 +20,7 @@ const connectTime = 30 * time.Second
 // tunnel opens a TCP connection to address, through the proxy if one is configured. The proxy sees
 // only the address and TLS records, so it needs no trust.
 func (d *Dialer) tunnel(ctx context.Context, address string) (net.Conn, error) {
-	dialer := &net.Dialer{Timeout: dialTime}
+	dialer := newDialer()
 	if d.Proxy == nil {
 		return dialer.DialContext(ctx, "tcp", address)
 	}

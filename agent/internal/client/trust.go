@@ -158,7 +158,7 @@ func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.C
 // HTTPClient returns an HTTP/1.1 client with the dialer's trust, without proxies and compression.
 func (d *Dialer) HTTPClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
-		DialContext: (&net.Dialer{Timeout: dialTime}).DialContext,
+		DialContext: newDialer().DialContext,
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			return d.Dial(ctx, address)
 		},

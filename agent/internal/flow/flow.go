@@ -22,8 +22,9 @@
 //     token.
 //   - An error: a final denial, or evidence that this machine cannot produce.
 //
-// Every other failure is retried indefinitely, with pauses from one to fifteen seconds. The
-// verifier may not have started yet, or the Machine object may not exist yet. Under Enforce this is
+// Every other failure is retried indefinitely, with pauses from one to fifteen seconds. While the
+// network is not up, an attempt sends nothing, and the pauses are from a tenth of a second to one
+// second. The verifier may not have started yet, or the Machine object may not exist yet. Under Enforce this is
 // also true with a pre-approved config; otherwise a flood could downgrade a machine to that config.
 // Only under Audit, where the gate serves every machine, the flow gives up after a few failures.
 //
@@ -35,6 +36,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/url"
 	"time"
 
@@ -111,6 +113,8 @@ type Flow struct {
 	Dialer  *client.Dialer
 	// Sleep pauses; nil means a real pause.
 	Sleep func(context.Context, time.Duration) error
+	// Offline reports whether an error arose before the network was up; nil means [client.Offline].
+	Offline func(error) bool
 	// Since returns the monotonic time since a fixed moment; nil means the system's.
 	Since func() time.Duration
 
@@ -122,6 +126,9 @@ type Flow struct {
 const (
 	firstPause = time.Second
 	maxPause   = 15 * time.Second
+	// The pauses while the network is not up.
+	firstOfflinePause = 200 * time.Millisecond
+	maxOfflinePause   = time.Second
 	// auditDenials is how many temporary denials end the flow under Audit. The gate then serves
 	// every machine, so the boot need not wait for an attestation.
 	auditDenials = 3
@@ -138,7 +145,7 @@ const (
 
 // Run attests until one of the results in the package comment. It returns [Unchanged] as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
-	pause, denials, refused, broken, silent := firstPause, 0, 0, 0, 0
+	pause, offline, denials, refused, broken, silent := firstPause, firstOfflinePause, 0, 0, 0, 0
 	enforced := false // a verifier answered, and the pool's mode is Enforce
 	var known mode    // the last mode that a verifier stated
 	f.Dialer.Proxy = t.Proxy
@@ -198,13 +205,19 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 				return nil, mode.unchanged(err)
 			}
 			return nil, err
+		case f.offline(err):
+			// Random, because many machines may get their network at the same moment.
+			wait = offline/2 + rand.N(offline/2)
+			offline = min(2*offline, maxOfflinePause)
 		}
-		wait = max(wait, pause)
+		if wait == 0 || denied != nil {
+			wait = max(wait, pause)
+			pause = min(2*pause, maxPause)
+		}
 		f.waiting(err, wait)
 		if err := f.sleep(ctx, wait); err != nil {
 			return nil, fmt.Errorf("interrupted: %w", err)
 		}
-		pause = min(2*pause, maxPause)
 	}
 }
 
@@ -355,60 +368,4 @@ func modeOf(m mcsattestv1.Mode, u mcsattestv1.Unattested) mode {
 		return mode{open: true, name: "Enforce with a pre-approved config"}
 	}
 	return mode{name: "Enforce"}
-}
-
-// repeatLine is the interval at which the same reason is printed again.
-const repeatLine = time.Minute
-
-// waitHint says who can end a wait.
-func waitHint(d *client.Denied) string {
-	explain := fmt.Sprintf("run 'mcs-attest-verifier explain %s' on the cluster to see ", d.CorrelationID)
-	if d.Class == mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET {
-		return explain + "what is missing"
-	}
-	return "no action is needed on this machine; if it continues, " + explain + "the reason"
-}
-
-// waiting prints why the flow retries, and after what pause: immediately when the reason changes, then
-// every repeatLine. A different correlation id is not a different reason.
-func (f *Flow) waiting(err error, pause time.Duration) {
-	key := err.Error()
-	var denied *client.Denied
-	if errors.As(err, &denied) {
-		key = denied.ClassName()
-	}
-	if key == f.waitKey && f.now()-f.waitLast < repeatLine {
-		return
-	}
-	f.waitKey, f.waitLast = key, f.now()
-	f.Console.Again("%v; trying again in %v", err, pause)
-	var fault *metadata.Fault
-	switch {
-	case errors.As(err, &fault):
-		f.Console.Hint(fault.Hint)
-	case denied != nil:
-		f.Console.Hint(waitHint(denied))
-	}
-}
-
-func (f *Flow) sleep(ctx context.Context, d time.Duration) error {
-	if f.Sleep != nil {
-		return f.Sleep(ctx, d)
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
-// started is the base of the monotonic time. The wall clock is never read.
-var started = time.Now()
-
-func (f *Flow) now() time.Duration {
-	if f.Since != nil {
-		return f.Since()
-	}
-	return time.Since(started)
 }

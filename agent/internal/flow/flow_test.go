@@ -42,6 +42,8 @@ type machine struct {
 	clock   time.Duration
 	// onSleep runs during each pause.
 	onSleep func()
+	// most is how many pauses a flow may have.
+	most int
 }
 
 func newMachine(t *testing.T) *machine {
@@ -52,7 +54,7 @@ func newMachine(t *testing.T) *machine {
 	keys, err := attester.Open(transport.FromReadWriter(sim), attester.Options{})
 	ok(t, err)
 	t.Cleanup(func() { ok(t, keys.Close()) })
-	m := &machine{t: t}
+	m := &machine{t: t, most: 100}
 	m.flow = &flow.Flow{
 		Console: &console.Console{Out: &m.console, Err: &m.console}, TPM: keys,
 		Claims:  func(context.Context) []byte { return []byte(`{"hostname":"worker-0"}`) },
@@ -63,12 +65,13 @@ func newMachine(t *testing.T) *machine {
 			if m.onSleep != nil {
 				m.onSleep()
 			}
-			if len(m.slept) > 100 {
+			if len(m.slept) > m.most {
 				return errors.New("it never ends")
 			}
 			return ctx.Err()
 		},
-		Since: func() time.Duration { return m.clock },
+		Since:   func() time.Duration { return m.clock },
+		Offline: func(error) bool { return false },
 	}
 	return m
 }
@@ -249,6 +252,44 @@ func TestVerifierThatStartsLater(t *testing.T) {
 	}
 	if _, err := m.flow.Run(ctx, target); !errors.Is(err, context.Canceled) || len(m.slept) != 4 {
 		t.Errorf("error %v after %v", err, m.slept)
+	}
+}
+
+// A lease that arrives late costs at most one short pause, and the pauses for a server that does not
+// answer start from the beginning.
+func TestPausesAreShortWhileTheNetworkIsNotUp(t *testing.T) {
+	const lease = time.Minute
+	m := newMachine(t)
+	v := started(t, &verifiertest.Verifier{})
+	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
+	target := flow.Target{Origin: "https://127.0.0.1:1", Pool: "worker", URL: "https://127.0.0.1:1/config/worker"}
+	m.flow.Offline = func(error) bool { return m.clock < lease }
+	ctx, cancel := context.WithCancel(t.Context())
+	m.onSleep = func() {
+		if m.clock > lease+5*time.Second {
+			cancel()
+		}
+	}
+	m.most = 200
+	if _, err := m.flow.Run(ctx, target); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	var clock time.Duration
+	var online []time.Duration
+	for i, d := range m.slept {
+		switch {
+		case clock >= lease:
+			online = append(online, d)
+		case d < 100*time.Millisecond || d > time.Second, i == 0 && d >= 200*time.Millisecond:
+			t.Errorf("pause %d without a network: %v", i, d)
+		}
+		clock += d
+	}
+	if !slices.Equal(online, []time.Duration{time.Second, 2 * time.Second, 4 * time.Second}) {
+		t.Errorf("pauses with a network: %v", online)
+	}
+	if n := strings.Count(m.console.String(), "trying again"); n > 3 {
+		t.Errorf("%d lines:\n%s", n, m.console.String())
 	}
 }
 

@@ -124,10 +124,14 @@ func (m Machine) fetch(ctx context.Context, from string, u *url.URL) ([]byte, er
 			return nil, err
 		}
 		m.waiting(err)
+		wait := pause
+		if client.Offline(err) {
+			wait = min(wait, time.Second)
+		}
 		select {
 		case <-ctx.Done():
 			return nil, err
-		case <-time.After(pause):
+		case <-time.After(wait):
 		}
 	}
 }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestOffline_UntilThereIsAnAddressAndANameServer(t *testing.T) {
+	address := func(s string) net.Addr {
+		ip, n, err := net.ParseCIDR(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &net.IPNet{IP: ip, Mask: n.Mask}
+	}
+	loopback := []net.Addr{address("127.0.0.1/8"), address("::1/128")}
+	linkLocal := append(slices.Clone(loopback), address("fe80::1/64"), address("169.254.3.4/16"))
+	leased := append(slices.Clone(linkLocal), address("10.0.2.15/24"))
+	dns := fmt.Errorf("proxy: %w", &net.DNSError{Err: "connection refused", Name: "api-int.example.com"})
+	for _, c := range []struct {
+		name      string
+		err       error
+		addresses []net.Addr
+		servers   []string
+		want      bool
+	}{
+		{"success", nil, nil, nil, false},
+		{"no link", errors.New("network is unreachable"), loopback, nil, true},
+		{"a link without a lease", errors.New("network is unreachable"), linkLocal, nil, true},
+		{"a lease, and the server is down", errors.New("connection refused"), leased, nil, false},
+		{"only IPv6, and the server is down", errors.New("connection refused"), []net.Addr{address("2001:db8::1/64")}, nil,
+			false},
+		{"a lease, no name server yet", dns, leased, nil, true},
+		{"a lease, and the name does not exist", dns, leased, []string{"10.0.2.3:53"}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := offline(c.err, c.addresses, c.servers); got != c.want {
+				t.Errorf("offline: %t", got)
+			}
+		})
+	}
+}
+
+// Package net does not notice for up to five seconds that the file exists.
+func TestNameServer_IsReadFromAFileThatAppearsLater(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	ask := func(address string) string { return nameServer(address, nameServers(file)) }
+	if got := ask("127.0.0.1:53"); got != "127.0.0.1:53" {
+		t.Errorf("without the file: %s", got)
+	}
+	conf := "# by a network manager\nsearch example.com\nnameserver 10.0.2.3\nnameserver fec0::3\noptions ndots:1\n"
+	if err := os.WriteFile(file, []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]string{
+		"127.0.0.1:53": "10.0.2.3:53", "[::1]:53": "[fec0::3]:53", "192.0.2.1:53": "192.0.2.1:53",
+	} {
+		if got := ask(address); got != want {
+			t.Errorf("%s: %s", address, got)
+		}
+	}
+}
