@@ -18,7 +18,7 @@ STAMP   := github.com/mcs-attest/mcs-attest/pkg/version
 LDFLAGS := -s -w -buildid= -X $(STAMP).version=$(VERSION) -X $(STAMP).commit=$(COMMIT)
 # .ci/tools/cmd/release builds with the same flags.
 GOBUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
-# The contract is HTTP/1.1 alone, so the agent is built without net/http's HTTP/2:
+# The contract is only HTTP/1.1, so the agent is built without net/http's HTTP/2:
 # a third of a megabyte less in every initramfs. testvm/rig builds it with the same tag.
 AGENTTAGS := nethttpomithttp2
 

@@ -132,7 +132,7 @@ func TestLayersInsideTheVerifier(t *testing.T) {
 			[]string{v + "/service", v + "/server", v + "/cli", v + "/cluster", v + "/kube"},
 			"a backend reports state; a folder needs no cluster"},
 		{"./verifier/internal/operator/...", []string{v + "/server", v + "/cli"},
-			"what a command does knows nothing of flags"},
+			"a command's logic does not depend on flags"},
 	} {
 		for _, p := range list(t, rule.packages) {
 			for _, d := range p.Deps {

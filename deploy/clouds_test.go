@@ -216,7 +216,7 @@ func TestCloudCredentials_AreMounted(t *testing.T) {
 		}
 		if len(p.Containers) != 1 || len(c.Env) < len(plain.Containers[0].Env) ||
 			len(c.VolumeMounts) <= len(plain.Containers[0].VolumeMounts) {
-			t.Errorf("%s: the component takes something away", platform)
+			t.Errorf("%s: the component removes something", platform)
 		}
 		plainSecrets := map[string]bool{}
 		for _, v := range plain.Volumes {

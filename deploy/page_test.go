@@ -92,7 +92,7 @@ func TestNftablesAdditions_MatchThePage(t *testing.T) {
 	}
 	plain, err := base64.StdEncoding.DecodeString(m[3])
 	if err != nil || string(plain) != m[1]+"\n" {
-		t.Errorf("the source says %q (%v), the comment %q", plain, err, m[1])
+		t.Errorf("the source has %q (%v), the comment %q", plain, err, m[1])
 	}
 	rules := source(t, "mcs-attest.nft")
 	for _, set := range []string{m[2], "plain4", "plain6"} {

@@ -317,7 +317,7 @@ func sufficientAndNecessary(t *testing.T, w *caller, overlay, account string, tr
 			back()
 		}
 		if !until(may) {
-			t.Fatalf("%s: not possible any more after it was given back", g)
+			t.Fatalf("%s: still impossible after it was restored", g)
 		}
 	}
 }

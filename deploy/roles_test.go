@@ -219,12 +219,12 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 		last = create(ctx, asNode(t, c, "node-master-0"), nodeWith("node-master-0", masterRole, controlRole))
 		return last == nil
 	}) {
-		t.Fatalf("the node whose record says master: %v", last)
+		t.Fatalf("the node whose record has the pool master: %v", last)
 	}
 	own := asNode(t, c, "node-master-0")
 	if _, err := own.CoreV1().Nodes().Patch(ctx, "node-master-0", types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"a":"b"}}}`), meta.PatchOptions{}); err != nil {
-		t.Errorf("it may not change its Node any more: %v", err)
+		t.Errorf("it may no longer change its Node: %v", err)
 	}
 
 	// No other node is admitted, neither by creation nor by a change.

@@ -177,7 +177,7 @@ func TestPods_FitHostnetworkV2(t *testing.T) {
 			p.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil
 		},
 		"unconfined": func(p *core.PodSpec) { p.SecurityContext.SeccompProfile.Type = core.SeccompProfileTypeUnconfined },
-		"another container that says nothing": func(p *core.PodSpec) {
+		"another container without an explicit setting": func(p *core.PodSpec) {
 			p.InitContainers = append(p.InitContainers, core.Container{Name: "init"})
 		},
 	} {
@@ -225,7 +225,7 @@ func asItShouldBe(t *testing.T, overlay, account string, p *core.PodSpec) {
 		"requests and no limits":               len(c.Resources.Requests) == 2 && len(c.Resources.Limits) == 0,
 		"all three probes": c.StartupProbe != nil && c.ReadinessProbe.HTTPGet.Path == "/readyz" &&
 			c.LivenessProbe.HTTPGet.Path == "/healthz",
-		"more time to stop than it takes": *p.TerminationGracePeriodSeconds > 20,
+		"more time to stop than it needs": *p.TerminationGracePeriodSeconds > 20,
 	} {
 		if !ok {
 			t.Errorf("%s, %s: not so: %s", overlay, account, what)

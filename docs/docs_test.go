@@ -244,7 +244,7 @@ func TestArchitectureNamesWhatIsThere(t *testing.T) {
 			continue
 		}
 		if named++; !exists(filepath.Join(root, word)) {
-			t.Errorf("docs/architecture.md names %s, which is not there", word)
+			t.Errorf("docs/architecture.md names %s, which does not exist", word)
 		}
 	}
 	if named < 20 {

@@ -113,7 +113,7 @@ func TestAssistedDayTwoHostsFetchWithTheEndpointsTokenReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := boot(t, v, pointerOfAssisted(t, url, foreign, sharedA)); err == nil {
-		t.Error("a host takes the config from a server that its CA did not sign")
+		t.Error("a host accepts the config from a server that its CA did not sign")
 	}
 
 	// The token is rotated: hosts with the one before it work in its grace, and the

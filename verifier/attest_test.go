@@ -379,7 +379,7 @@ func TestAGenuineTPMWaitsForApprovalAndGetsIn(t *testing.T) {
 	n := newNode(t, v, tpm)
 	v.policy("  tpm2: {endorsements: [enrolled, manufacturer]}\n")
 	if _, err := n.attest(); err == nil {
-		t.Fatal("accepted without root or enrolment")
+		t.Fatal("accepted without root or enrollment")
 	}
 	v.wantReason("EKNotEnrolled")
 	if len(v.state().Pending) != 0 {
@@ -490,7 +490,7 @@ func TestAuditModeIssuesNoTokenAndOffRequiresNothing(t *testing.T) {
 		t.Errorf("audit: %v, %v", res, err)
 	}
 	if n.challenge.GetMode() != mcsattestv1.Mode_MODE_AUDIT {
-		t.Errorf("the challenge says %v", n.challenge.GetMode())
+		t.Errorf("the challenge has %v", n.challenge.GetMode())
 	}
 	v.policy("  mode: \"Off\"\n")
 	n.connect()

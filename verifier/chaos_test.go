@@ -99,7 +99,7 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 	for _, r := range rs.all {
 		r.waitReady()
 	}
-	t.Logf("%d machines in; %d replicas were killed; %d attestations, %d calls were told to try again", run.in.Load(),
+	t.Logf("%d machines admitted; %d replicas were killed; %d attestations, %d calls were denied for now", run.in.Load(),
 		run.kills.Load(), len(run.took), run.again.Load())
 	for _, why := range run.final {
 		t.Error(why)
@@ -196,7 +196,7 @@ func (c *chaos) boot(ctx context.Context, m *chaosMachine) {
 			var denial *connect.Error
 			if errors.As(err, &denial) && (denial.Code() == connect.CodePermissionDenied ||
 				denial.Code() == connect.CodeUnauthenticated) {
-				c.fail("%s: a final no: %v", m.name, err)
+				c.fail("%s: a permanent denial: %v", m.name, err)
 				return
 			}
 			c.again.Add(1)

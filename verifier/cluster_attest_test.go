@@ -242,7 +242,7 @@ func TestClusterFirstBoot(t *testing.T) {
 		func() string { return "the record does not latch Joined" })
 	rs.hasEvents(uid, "Joined")
 	if _, _, err := n.attest(t.Context()); !denied(err) {
-		t.Errorf("after it joined: %v, want a final no", err)
+		t.Errorf("after it joined: %v, want a permanent denial", err)
 	}
 	if status, _ := b.fetch(token); status != http.StatusUnauthorized {
 		t.Errorf("the token after it joined: %d", status)

@@ -244,7 +244,7 @@ spec:
 	said := strings.Join(s.Problems, "\n")
 	if !strings.Contains(said, "98-registry") || !strings.Contains(said, "/root/.docker/config.json") ||
 		strings.Contains(said, planted["the pull secret"]) {
-		t.Errorf("status says: %s", said)
+		t.Errorf("status reports: %s", said)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enroll("m1", "worker", n.id.EKSPKI)
@@ -281,7 +281,7 @@ func TestConfigFile_ThatShadowsARenderedConfigIsReported(t *testing.T) {
 	}
 	if said := strings.Join(s.Problems, "\n"); !strings.Contains(said, "configs/worker.ign") ||
 		!strings.Contains(said, "ConfigShadowed") {
-		t.Errorf("status says: %s", said)
+		t.Errorf("status reports: %s", said)
 	}
 }
 

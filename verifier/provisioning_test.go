@@ -128,7 +128,7 @@ func TestProvisioningTokenOverItsLife(t *testing.T) {
 		v.wantShared("after it was deleted", token, http.StatusServiceUnavailable)
 	}
 	if n := strings.Count(v.log.everything(), "has whenAbsent: Open"); n != 2 {
-		t.Errorf("told %d times that nothing is enforced, want once at the start and once at the end", n)
+		t.Errorf("reported %d times that nothing is enforced, want once at the start and once at the end", n)
 	}
 }
 
@@ -184,8 +184,8 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 	}
 	v.look()
 	v.advance(time.Minute)
-	v.wantShared("while the folder is away", "", http.StatusUnauthorized)
-	v.wantShared("while the folder is away", sharedA, http.StatusOK)
+	v.wantShared("while the folder is unavailable", "", http.StatusUnauthorized)
+	v.wantShared("while the folder is unavailable", sharedA, http.StatusOK)
 	if err := os.Rename(keys+".away", keys); err != nil {
 		t.Fatal(err)
 	}

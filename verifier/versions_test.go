@@ -189,7 +189,7 @@ func (v *versions) boots() (stop func()) {
 	return func() {
 		cancel()
 		workers.Wait()
-		v.t.Logf("%d machines are in, %d calls were told to try again", v.load.in.Load(), v.load.again.Load())
+		v.t.Logf("%d machines were admitted, %d calls were denied for now", v.load.in.Load(), v.load.again.Load())
 		for _, why := range v.load.final {
 			v.t.Error(why)
 		}

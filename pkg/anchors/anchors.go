@@ -100,7 +100,7 @@ func Parse(file string, raw []byte) ([]Anchor, error) {
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, fault(at, "the certificate does not parse: "+err.Error(), "take it from its issuer again")
+			return nil, fault(at, "the certificate does not parse: "+err.Error(), "get it from its issuer again")
 		}
 		a := Anchor{Certificate: cert, File: file, Line: at, Provenance: provenance(text), SHA256: sha256.Sum256(cert.Raw)}
 		if what, want := a.check(); what != "" {

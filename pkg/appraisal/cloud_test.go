@@ -259,7 +259,7 @@ func TestAttack_T14_TwoDocumentsOfTwoMachines(t *testing.T) {
 		change func(*trial)
 	}{
 		{"each names another Machine", func(tr *trial) { tr.clouds[evidence.AWSSTS].says.ProviderID = instanceB }},
-		{"the provider says that one is of another", func(tr *trial) {
+		{"the provider returns another owner for one of them", func(tr *trial) {
 			s := statement(evidence.AWSSTS)
 			s.ProviderID = instanceB
 			tr.clouds[evidence.AWSSTS].confirmed = &s
@@ -302,7 +302,7 @@ func TestAttack_T05_ReplayableEvidenceIsMarked(t *testing.T) {
 	// A final denial is returned after a live check, which requires the Machine.
 	var r *appraisal.Refusal
 	if _, err := single.appraise(t); !errors.As(err, &r) || r.Machine == nil || r.Machine.Name != "a" {
-		t.Errorf("there is no Machine to confirm a final no with: %v", err)
+		t.Errorf("there is no Machine to confirm a permanent denial with: %v", err)
 	}
 	bound := newTrial(evidence.GCPIdentity)
 	joined(bound)
@@ -350,14 +350,14 @@ func TestCandidate_ClaimsOnlySelectTheMachine(t *testing.T) {
 		want   reason.Code
 		calls  int
 	}{
-		{"it says nothing", func(tr *trial) { tr.claims = "" }, reason.MachineNotFound, 0},
-		{"it says what is no JSON", func(tr *trial) { tr.claims = "{" }, reason.MachineNotFound, 0},
-		{"it says more than a provider id can be", func(tr *trial) {
+		{"there are no claims", func(tr *trial) { tr.claims = "" }, reason.MachineNotFound, 0},
+		{"the claims are not JSON", func(tr *trial) { tr.claims = "{" }, reason.MachineNotFound, 0},
+		{"the claimed provider id is too long", func(tr *trial) {
 			tr.claims = fmt.Sprintf(`{"providerID":%q}`, strings.Repeat("a", 600))
 		}, reason.MachineNotFound, 0},
 		{"it names no Machine", func(tr *trial) { tr.claims = `{"providerID":"aws:///eu-central-1a/i-0c"}` },
 			reason.MachineNotFound, 0},
-		{"it names another Machine: the provider says no", func(tr *trial) {
+		{"it names another Machine: the provider denies it", func(tr *trial) {
 			tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceB)
 			tr.clouds[evidence.AzureAttested].confirm = reason.Deny(reason.EvidenceDisagrees, "vmId")
 		}, reason.EvidenceDisagrees, 1},

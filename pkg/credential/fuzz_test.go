@@ -42,7 +42,7 @@ func FuzzFind(f *testing.F) {
 		}
 		after := bytes.Join(parts, nil)
 		if !json.Valid(after) {
-			t.Fatal("no JSON any more")
+			t.Fatal("no longer JSON")
 		}
 		again, err := credential.Find(after)
 		if err != nil || again == nil {

@@ -256,7 +256,7 @@ func TestAttack_T48_FinalDenialsOfATokenReadAlike(t *testing.T) {
 	}
 	for text := range seen {
 		if strings.Contains(text, "detail of") || strings.Contains(text, "the cause") {
-			t.Errorf("the answer says too much: %s", text)
+			t.Errorf("the answer contains too much: %s", text)
 		}
 	}
 }

@@ -201,7 +201,7 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 		if passed, err = known.pass(r.body); err != nil {
 			return reason.Wrap(reason.UpstreamInvalid, err, "parse the response of %d bytes", len(r.body))
 		}
-		if len(accept) > 0 && !accept.Takes(passed.version) {
+		if len(accept) > 0 && !accept.Accepts(passed.version) {
 			return invalid("the config has spec %s, but the client accepts %v", passed.version, accept)
 		}
 	}

@@ -118,7 +118,7 @@ func (f *fixture) do(t testing.TB, r *http.Request) *http.Response {
 	case res.StatusCode == 200 && strings.HasPrefix(r.URL.Path, prefix) && h.Get("Content-Length") == "0":
 		t.Error("an empty 200 provisions nothing")
 	case res.StatusCode != 200 && res.StatusCode < 400:
-		t.Errorf("status %d: Ignition knows no use for it", res.StatusCode)
+		t.Errorf("status %d: Ignition does not handle it", res.StatusCode)
 	}
 	if h.Get("Content-Length") == "" {
 		t.Error("no Content-Length")
@@ -193,13 +193,13 @@ func TestModes(t *testing.T) {
 		{"enforce, only a scheme", PoolPolicy{}, []string{"Bearer "}, nil, denied(401, reason.TokenInvalid)},
 		{"enforce, an oversized token", PoolPolicy{}, []string{"Bearer " + strings.Repeat("g", 4097)},
 			nil, denied(401, reason.TokenInvalid)},
-		{"enforce, the record says no", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.TokenUsedUp, ""),
+		{"enforce, the record denies", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.TokenUsedUp, ""),
 			out{401, "", "denied", reason.TokenUsedUp, 0, 1}},
-		{"enforce, the record says not yet", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.Quarantined, ""),
+		{"enforce, the record denies for now", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.Quarantined, ""),
 			out{503, "", "denied", reason.Quarantined, 0, 1}},
 		{"enforce, the store has an error of its own", PoolPolicy{}, []string{"Bearer good"}, errors.New("disk"),
 			out{503, "", "denied", reason.Internal, 0, 1}},
-		{"audit, good token: takes no use", PoolPolicy{Mode: Audit}, []string{"Bearer good"}, nil,
+		{"audit, good token: counts no use", PoolPolicy{Mode: Audit}, []string{"Bearer good"}, nil,
 			out{200, config34, "allowed", 0, 0, 1}},
 		{"audit, none", PoolPolicy{Mode: Audit}, nil, nil, out{200, config34, "would-deny", reason.TokenMissing, 0, 0}},
 		{"audit, bad token", PoolPolicy{Mode: Audit}, []string{"Bearer bad"}, nil,

@@ -355,8 +355,8 @@ func TestProvisioningToken_ConfirmedBeforeAFinalDenial(t *testing.T) {
 	}{
 		{"it is the newest one", fresh, nil, 200, ""},
 		{"it is wrong", shared(t), nil, 401, "ProvisioningTokenInvalid"},
-		{"there is none any more", provisioning.View{}.Gone(noon), nil, 503, "StoreUnavailable"},
-		{"it cannot be read any more", provisioning.View{}, nil, 503, "StoreUnavailable"},
+		{"it was deleted", provisioning.View{}.Gone(noon), nil, 503, "StoreUnavailable"},
+		{"it cannot be read", provisioning.View{}, nil, 503, "StoreUnavailable"},
 		{"unknown", provisioning.View{}, errors.New("no API server"), 503, "StoreUnavailable"},
 	} {
 		f := newProvisioned(t)

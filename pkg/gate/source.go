@@ -47,7 +47,7 @@ func NewRendered(raw []byte) (*Rendered, error) {
 // As returns the config if the client accepts its version, or else a denial. A client that
 // names no version, such as curl, receives it unchanged.
 func (c *Rendered) As(accept specversion.Accept) (*Rendered, error) {
-	if len(accept) > 0 && !accept.Takes(c.version) {
+	if len(accept) > 0 && !accept.Accepts(c.version) {
 		return nil, reason.Deny(reason.Malformed, "the config has spec %s, but the client accepts %v", c.version, accept)
 	}
 	return c, nil

@@ -81,7 +81,7 @@ func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 			header(w, "Connection", "Upgrade", "Upgrade", "x")
 			w.WriteHeader(101)
 		}, reason.UpstreamUnavailable},
-		{"half a config, and says so", func(w http.ResponseWriter, _ *http.Request) {
+		{"half a config, of the stated length", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, config34[:40])
 		}, reason.UpstreamInvalid},
 		{"the connection is cut in the body", func(w http.ResponseWriter, _ *http.Request) {

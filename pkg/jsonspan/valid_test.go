@@ -33,7 +33,7 @@ func FuzzValid(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if got, want := valid(text), json.Valid(text); got != want {
-			t.Fatalf("%.200q: %v, encoding/json says %v", text, got, want)
+			t.Fatalf("%.200q: %v, encoding/json returns %v", text, got, want)
 		}
 	})
 }
@@ -42,7 +42,7 @@ func TestValid_AgreesWithEncodingJSON(t *testing.T) {
 	check := func(text string) {
 		t.Helper()
 		if got, want := valid([]byte(text)), json.Valid([]byte(text)); got != want {
-			t.Errorf("%.200q: %v, encoding/json says %v", text, got, want)
+			t.Errorf("%.200q: %v, encoding/json returns %v", text, got, want)
 		}
 	}
 	for _, s := range texts {

@@ -85,17 +85,17 @@ func TestRegistry_AgreesWithTheIndex(t *testing.T) {
 			want, wantErr := ix.Match(id, rules)
 			got, gotErr := r.Match(id, rules)
 			if code(wantErr) != code(gotErr) || fmt.Sprint(want) != fmt.Sprint(got) {
-				t.Fatalf("%+v: the index says %v, %v; the registry %v, %v", id, want, wantErr, got, gotErr)
+				t.Fatalf("%+v: the index returns %v, %v; the registry %v, %v", id, want, wantErr, got, gotErr)
 			}
 			if a, b := ix.Enrolled(id.EK), r.Enrolled(id.EK); a != b {
-				t.Fatalf("Enrolled: the index says %v, the registry %v", a, b)
+				t.Fatalf("Enrolled: the index returns %v, the registry %v", a, b)
 			}
 			uid := randomUID(rnd)
 			if a, b := ix.Known(uid), r.Known(uid); a != b {
-				t.Fatalf("Known: the index says %v, the registry %v", a, b)
+				t.Fatalf("Known: the index returns %v, the registry %v", a, b)
 			}
 			if a, b := code(ix.Redeemable(uid, "worker", modified)), code(r.Redeemable(uid, "worker", modified)); a != b {
-				t.Fatalf("Redeemable: the index says %v, the registry %v", a, b)
+				t.Fatalf("Redeemable: the index returns %v, the registry %v", a, b)
 			}
 		}
 	}

@@ -57,10 +57,10 @@ func TestOraclesAgreeOnSecureBoot(t *testing.T) {
 			t.Errorf("%s: this package returned %v", name, err)
 		}
 		if s, err := byGoAttestation(b); err != nil || s.Enabled != on {
-			t.Errorf("%s: go-attestation says %+v, %v", name, s, err)
+			t.Errorf("%s: go-attestation returns %+v, %v", name, s, err)
 		}
 		if s, err := byGoEventlog(b); err != nil || s.GetSecureBoot().GetEnabled() != on {
-			t.Errorf("%s: go-eventlog says %v, %v", name, s.GetSecureBoot(), err)
+			t.Errorf("%s: go-eventlog returns %v, %v", name, s.GetSecureBoot(), err)
 		}
 	}
 }
@@ -72,10 +72,10 @@ func TestOraclesAgreeThatSecureBootWasNotUsed(t *testing.T) {
 		t.Error("we accept it")
 	}
 	if s, err := byGoAttestation(b); err == nil {
-		t.Errorf("go-attestation says %+v", s)
+		t.Errorf("go-attestation returns %+v", s)
 	}
 	if s, err := byGoEventlog(b); err == nil {
-		t.Errorf("go-eventlog says %v", s.GetSecureBoot())
+		t.Errorf("go-eventlog returns %v", s.GetSecureBoot())
 	}
 }
 

@@ -465,7 +465,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("not what was written: %v", err)
 		}
 		if d, err := ParseFile(got.EncodeFile().Expose()); err != nil || string(d[KeyToken]) != text(got.Current) {
-			t.Fatalf("not what the file says: %v", err)
+			t.Fatalf("not the content of the file: %v", err)
 		}
 	})
 }

@@ -85,6 +85,6 @@ func TestView_GivesAnEditAGracePeriod(t *testing.T) {
 	fresh, back := first.Gone(noon).Read(noon.Add(time.Hour), data(KeyToken, tokenB), time.Hour)
 	if tokens, _ := fresh.At(noon.Add(time.Hour)); back != nil ||
 		tokens.Check(noon.Add(time.Hour), []byte(tokenA)) != None {
-		t.Error("a token of before the deletion is valid again")
+		t.Error("a token from before the deletion is valid again")
 	}
 }

@@ -228,7 +228,7 @@ func TestRefused_SetsAConditionUntilAnApproval(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	if record.Refused(r, d, start.Add(time.Second)) != nil {
-		t.Error("the same refusal is told again")
+		t.Error("the same refusal is reported again")
 	}
 	r, err := record.Approve(r, certificate(), start)
 	if err != nil || !refusedAs(r, "Approved", "False") {

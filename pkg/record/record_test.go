@@ -149,7 +149,7 @@ func TestAttestAgain(t *testing.T) {
 				r.Status.GrantUsed = &metav1.Time{Time: start.Add(-time.Hour)}
 				return r
 			}},
-		{name: "while the record's own spec says quarantined, which the Machine does not yet", after: time.Minute,
+		{name: "quarantined in the record's own spec, but not yet in the Machine", after: time.Minute,
 			want:   reason.Quarantined,
 			before: func(t *testing.T) *rec { r := attested(t); r.Spec.Quarantined = true; return r }},
 		{name: "after it joined, by a grant in the record's own spec", after: 2 * time.Minute,
@@ -382,7 +382,7 @@ func TestRedemption(t *testing.T) {
 			}
 			next, err := record.Redeem(r, cl, nil, start.Add(time.Minute))
 			if ok := record.Redeemable(r, cl); (ok == nil) != (err == nil) {
-				t.Errorf("Redeemable says %v, Redeem %v", ok, err)
+				t.Errorf("Redeemable returns %v, Redeem %v", ok, err)
 			}
 			if c.want != 0 {
 				wantCode(t, err, c.want)

@@ -148,7 +148,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
 	}
 	if rpt := validate.ValidateWithContext(config, raw); rpt.IsFatal() {
-		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen),
+		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, findInvalid(chosen),
 			"MachineConfigPool %s does not render", pool.Name)
 	}
 	if !overridden && slices.Contains(streamsWithoutRunc, base.stream) {
@@ -279,9 +279,9 @@ func associative(configs []types.Config) bool {
 	return true
 }
 
-// blame finds the first MachineConfig that makes the merged config invalid, although each
+// findInvalid finds the first MachineConfig that makes the merged config invalid, although each
 // is valid by itself.
-func blame(chosen []*MachineConfig) error {
+func findInvalid(chosen []*MachineConfig) error {
 	for i, m := range chosen {
 		config := mergeIgnition(chosen[:i+1])
 		raw, err := encode(config)

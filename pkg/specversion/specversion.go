@@ -112,9 +112,9 @@ func (a Accept) Negotiate() (Version, error) {
 	}
 }
 
-// Takes reports whether the client accepts a config of version v: it names the same major
+// Accepts reports whether the client accepts a config of version v: it names the same major
 // version, and the same or a newer minor version.
-func (a Accept) Takes(v Version) bool {
+func (a Accept) Accepts(v Version) bool {
 	if len(a) == 0 {
 		a = Accept{unversioned}
 	}

@@ -99,7 +99,7 @@ func TestNegotiate_ReturnsAnAcceptedVersion(t *testing.T) {
 	for _, version := range []string{"2.2.0", "2.4.0", "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", "3.5.0", "3.6.0",
 		"3.7.0-experimental", "3.65535.0"} {
 		a := specversion.ParseAccept(ignition(version))
-		if v, err := a.Negotiate(); err != nil || !a.Takes(v) {
+		if v, err := a.Negotiate(); err != nil || !a.Accepts(v) {
 			t.Errorf("%s: serves %s (%v), which the client does not take", version, v, err)
 		}
 	}
@@ -120,7 +120,7 @@ func TestTakes(t *testing.T) {
 		{"a client that names none does not read 3.0", "", v(3, 0), false},
 		{"any of several", old, v(2, 4), true},
 	} {
-		if got := specversion.ParseAccept(c.header).Takes(c.version); got != c.want {
+		if got := specversion.ParseAccept(c.header).Accepts(c.version); got != c.want {
 			t.Errorf("%s: %t", c.name, got)
 		}
 	}
@@ -177,7 +177,7 @@ func FuzzAccept(f *testing.F) {
 		if v.Major != 2 && v.Major != 3 || v.Major == 2 && v.Minor != 2 || v.Major == 3 && (v.Minor < 0 || v.Minor > 5) {
 			t.Fatalf("%q: serves %s", header, v)
 		}
-		if !a.Takes(v) {
+		if !a.Accepts(v) {
 			t.Fatalf("%q: serves %s, which the client does not take", header, v)
 		}
 	})

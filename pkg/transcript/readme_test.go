@@ -78,7 +78,7 @@ func TestWorkedExamplesOfTheContract(t *testing.T) {
 			EKSPKI: v["ek"], AKName: v["ak"], CSRSPKI: v["csr"], Claims: v["claims"],
 		}.Hash()
 		if got := hex.EncodeToString(h[:]); got != e.result {
-			t.Errorf("example %d: the page says %s, it is %s", i+1, e.result, got)
+			t.Errorf("example %d: the page has %s, it is %s", i+1, e.result, got)
 		}
 	}
 	activation := examples(t, "activation")
@@ -88,7 +88,7 @@ func TestWorkedExamplesOfTheContract(t *testing.T) {
 	v := activation[0].values
 	got := transcript.Activation(v["k"], transcript.Hash(v["transcript"]))
 	if hex.EncodeToString(got) != activation[0].result {
-		t.Errorf("the page says %s, it is %x", activation[0].result, got)
+		t.Errorf("the page has %s, it is %x", activation[0].result, got)
 	}
 }
 
@@ -101,13 +101,13 @@ func TestCloudBindingsOfTheContract(t *testing.T) {
 	v := blocks[0].values
 	h := transcript.Hash(v["transcript"])
 	if got := string(v["challenge"]); got != h.Text() {
-		t.Errorf("aws-sts: the page says %s, it is %s", got, h.Text())
+		t.Errorf("aws-sts: the page has %s, it is %s", got, h.Text())
 	}
 	if got, want := string(v["audience"]), gcpidentity.Audience(string(v["origin"]), h); got != want {
-		t.Errorf("gcp-identity: the page says %s, it is %s", got, want)
+		t.Errorf("gcp-identity: the page has %s, it is %s", got, want)
 	}
 	if got, want := string(v["nonce"]), azureattested.Nonce(h); got != want {
-		t.Errorf("azure-attested: the page says %s, it is %s", got, want)
+		t.Errorf("azure-attested: the page has %s, it is %s", got, want)
 	}
 	raw, err := awssts.Document(t.Context(), aws.Credentials{AccessKeyID: "ASIAEXAMPLE000000000", SecretAccessKey: "x",
 		SessionToken: "dG9rZW4="}, "eu-central-1", h, time.Unix(0, 0).UTC())

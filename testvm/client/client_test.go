@@ -117,7 +117,7 @@ func TestIndependentClient_SendsTheRequestedEventLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.attestEnrolled(t, tpm, "--event-log", log).refused(t, 1, "Attest denied: EVIDENCE", "HTTP 403")
-	wait(t, "the audit log says why", func() bool { return strings.Contains(v.logged(t), "EventLogMalformed") })
+	wait(t, "the audit log has the reason", func() bool { return strings.Contains(v.logged(t), "EventLogMalformed") })
 
 	if err := os.Truncate(log, 257<<10); err != nil {
 		t.Fatal(err)

@@ -214,7 +214,7 @@ func TestSentences(t *testing.T) {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(body)) })
 	}
 	say("azure: a document that is not JSON", answer("<html>"), once, azureAttested)
-	say("azure: a document that says it is something else", answer(`{"encoding":"jws","signature":"MAA="}`),
+	say("azure: a document whose encoding is not pkcs7", answer(`{"encoding":"jws","signature":"MAA="}`),
 		once, azureAttested)
 	say("azure: an invalid resource id", answer(`{"resourceId":"/subscriptions/x/../y"}`), once, azureProviderID)
 	onAzure("no managed identity", once, azureIdentity, func(i *azure.Instance) { i.Identity = "" })

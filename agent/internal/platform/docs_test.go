@@ -19,7 +19,7 @@ func TestPlatformsAreDocumented(t *testing.T) {
 	page := string(raw)
 	for name := range providers {
 		if !strings.Contains(page, "| `"+name+"` | yes |") {
-			t.Errorf("platform %s has no line that says yes", name)
+			t.Errorf("platform %s has no line with \"yes\"", name)
 		}
 	}
 	for name, standard := range paths.Variables() {

@@ -221,7 +221,7 @@ func capture(tb testing.TB, name string) []byte {
 
 func TestOtherValidDocuments(t *testing.T) {
 	for name, pairs := range map[string][]string{
-		"an instance of before 2016":    {instance, "i-f79fe56c"},
+		"an instance from before 2016":  {instance, "i-f79fe56c"},
 		"a local zone":                  {"eu-central-1a", "eu-central-1-ham-1a"},
 		"a key that AWS adds":           {`"kernelId"`, `"aNewKey" : { "a" : [ 1, true, {} ] }, "kernelId"`},
 		"no key that is only described": {`"instanceType" : "m6i.xlarge",`, "", `"10.0.0.209"`, "null"},

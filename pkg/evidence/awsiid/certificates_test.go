@@ -26,7 +26,7 @@ import (
 func TestDefaults(t *testing.T) {
 	all := awsiid.Defaults().All()
 	if len(all) != 39 {
-		t.Errorf("%d regions; docs/evidence/aws-iid.md says 39", len(all))
+		t.Errorf("%d regions; docs/evidence/aws-iid.md has 39", len(all))
 	}
 	page, err := os.ReadFile("../../../docs/evidence/aws-iid.md")
 	if err != nil {

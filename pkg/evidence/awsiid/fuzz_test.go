@@ -27,7 +27,7 @@ func FuzzDocument(f *testing.F) {
 		}
 		var all map[string]any
 		if err := json.Unmarshal(content, &all); err != nil {
-			t.Fatalf("accepted, but encoding/json says %v", err)
+			t.Fatalf("accepted, but encoding/json returns %v", err)
 		}
 		text := func(key string) string { s, _ := all[key].(string); return s }
 		pending, _ := time.Parse(time.RFC3339, text("pendingTime"))

@@ -46,7 +46,7 @@ func FuzzPublic(f *testing.F) {
 		}
 		public, err := tpm.Unmarshal[tpm.TPMTPublic](b)
 		if err != nil {
-			t.Fatalf("accepted, but go-tpm says %v", err)
+			t.Fatalf("accepted, but go-tpm returns %v", err)
 		}
 		if !bytes.Equal(tpm.Marshal(*public), b) {
 			t.Fatal("accepted, but go-tpm would write it in another way")
@@ -80,7 +80,7 @@ func FuzzAttestation(f *testing.F) {
 		_ = describe(a.selections...)
 		att, err := tpm.Unmarshal[tpm.TPMSAttest](b)
 		if err != nil {
-			t.Fatalf("accepted, but go-tpm says %v", err)
+			t.Fatalf("accepted, but go-tpm returns %v", err)
 		}
 		if !bytes.Equal(tpm.Marshal(*att), b) {
 			t.Fatal("accepted, but go-tpm would write it in another way")
@@ -110,7 +110,7 @@ func FuzzSignature(f *testing.F) {
 		}
 		parsed, err := tpm.Unmarshal[tpm.TPMTSignature](b)
 		if err != nil {
-			t.Fatalf("accepted, but go-tpm says %v", err)
+			t.Fatalf("accepted, but go-tpm returns %v", err)
 		}
 		if !bytes.Equal(tpm.Marshal(*parsed), b) {
 			t.Fatal("accepted, but go-tpm would write it in another way")
@@ -177,7 +177,7 @@ func FuzzGCEInstance(f *testing.F) {
 			Name          string `asn1:"utf8"`
 		}
 		if _, err := asn1.Unmarshal(b, &other); err != nil {
-			t.Fatalf("accepted, but encoding/asn1 says %v", err)
+			t.Fatalf("accepted, but encoding/asn1 returns %v", err)
 		}
 		if other.Zone != g.zone || other.ProjectID != g.projectID || other.Name != g.name ||
 			other.InstanceID.Uint64() != g.id {

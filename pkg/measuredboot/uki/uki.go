@@ -62,7 +62,7 @@ func Measure(r io.ReaderAt, size int64) (*Image, error) {
 	var linux section
 	for _, want := range order {
 		found := f.named(want)
-		if len(found) == 0 || !stub.knows(want) {
+		if len(found) == 0 || !stub.names(want) {
 			continue
 		}
 		if len(found) > 1 || bySelection[want] {
@@ -174,14 +174,14 @@ func (f *peFile) stub() (*stub, error) {
 		return nil, fmt.Errorf("systemd-stub %s does not measure into PCR 11 like version %d and later", st.version,
 			firstMeasuring)
 	}
-	if !st.knows(".linux") {
+	if !st.names(".linux") {
 		return nil, fmt.Errorf("systemd-stub %s: cannot determine which sections it measures", st.version)
 	}
 	return &st, nil
 }
 
-// knows reports whether the stub's code contains the name of a section.
-func (s *stub) knows(name string) bool {
+// names reports whether the stub's code contains the name of a section.
+func (s *stub) names(name string) bool {
 	for _, c := range s.code {
 		if bytes.Contains(c, append([]byte(name), 0)) {
 			return true

@@ -188,8 +188,8 @@ func printable(s string) bool {
 	return true
 }
 
-// putBack replaces the placeholders in JSON with the sources.
-func (c *contents) putBack(raw []byte) ([]byte, error) {
+// restoreSources replaces the placeholders in JSON with the sources.
+func (c *contents) restoreSources(raw []byte) ([]byte, error) {
 	if c.places == 0 {
 		return raw, nil
 	}

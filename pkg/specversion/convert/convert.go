@@ -98,7 +98,7 @@ func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	if raw, err = from35(raw, to); err != nil {
 		return nil, err
 	}
-	return contents.putBack(raw)
+	return contents.restoreSources(raw)
 }
 
 func from35(raw []byte, to specversion.Version) ([]byte, error) {

@@ -239,7 +239,7 @@ func TestFrom35_NamesTheFieldThatAVersionLacks(t *testing.T) {
 				}
 				var refused *convert.RefusedError
 				if !errors.As(err, &refused) || !says(err, c.says) || refused.To != v {
-					t.Errorf("%s: %v, want a refusal that says %q", v, err, c.says)
+					t.Errorf("%s: %v, want a refusal with %q", v, err, c.says)
 				}
 			}
 		})

@@ -29,7 +29,7 @@ func TestEnrolledMachineIsProvisioned(t *testing.T) {
 	v.WantAudit("fetch", "allowed", "")
 	rec := v.WantRecord("worker-0", "Fetched")
 	if rec.Record.Endorsement != "enrolled" || rec.Record.Token == nil || rec.Record.Token.Uses != 1 {
-		t.Errorf("the record says %+v", rec.Record)
+		t.Errorf("the record has %+v", rec.Record)
 	}
 	if code, _ := v.Get("/config/worker", ""); code != 401 {
 		t.Errorf("a caller without a token received %d", code)

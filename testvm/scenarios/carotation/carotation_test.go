@@ -72,7 +72,7 @@ func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 	s.Attest("certs", "rotate", "--now")
 	for i, v := range s.Verifiers {
 		if v.WaitLeaf(before[i]) == before[i] {
-			t.Fatalf("replica %d still serves with the certificate of before", i)
+			t.Fatalf("replica %d still serves with the previous certificate", i)
 		}
 	}
 	s.MCS.SetDown(false)

@@ -14,7 +14,7 @@ func TestMachineWithoutATPMStopsWithAReason(t *testing.T) {
 	v := r.Verifier(rig.VerifierConfig{})
 	node := r.Boot(rig.VM{Pointer: v.Pointer("worker")})
 	node.WantEmergency()
-	if !node.Said(`no TPM 2\.0`) || !node.Said(`error: denied`) || !node.Said(`hint: .*TPM`) {
+	if !node.Said(`no TPM 2.0`) || !node.Said(`error: denied`) || !node.Said(`hint: .*TPM`) {
 		t.Errorf("the console does not name what is missing:\n%s", node.Console())
 	}
 	v.WantAudit("challenge", "denied", "EvidenceMissing")

@@ -68,8 +68,8 @@ type Live struct {
 	MachineUID func(ctx context.Context, uid string) error
 	// Outdated reports why no token may be redeemed for this Machine.
 	Outdated func(machineUID string) error
-	// InTrouble reports whether the records were recently slow or did not answer.
-	InTrouble func() bool
+	// Failing reports whether the records were recently slow or did not answer.
+	Failing func() bool
 	// Provisioning reads the provisioning token again.
 	Provisioning func(context.Context) (provisioning.View, error)
 }

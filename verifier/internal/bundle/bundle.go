@@ -30,15 +30,15 @@ const MaxFile = 32 << 20
 // Bundle writes one bundle.
 type Bundle struct {
 	scrub  *Scrubber
-	out    sink
+	out    output
 	names  map[string]bool
 	lines  []string
 	missed []string
 	taken  int
 }
 
-// sink writes an archive or a folder.
-type sink interface {
+// output writes an archive or a folder.
+type output interface {
 	file(name string, content []byte) error
 	close() error
 }
@@ -57,7 +57,7 @@ func Folder(dir string, s *Scrubber) (*Bundle, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create folder: %w", err)
 	}
-	return &Bundle{scrub: s, names: map[string]bool{}, out: folderSink(dir)}, nil
+	return &Bundle{scrub: s, names: map[string]bool{}, out: folderOutput(dir)}, nil
 }
 
 // Add adds a scrubbed file. It returns an error only if the write fails.
@@ -159,9 +159,9 @@ func (a *archive) file(name string, content []byte) error {
 
 func (a *archive) close() error { return errors.Join(a.t.Close(), a.z.Close()) }
 
-type folderSink string
+type folderOutput string
 
-func (f folderSink) file(name string, content []byte) error {
+func (f folderOutput) file(name string, content []byte) error {
 	full := filepath.Join(string(f), filepath.FromSlash(name))
 	if err := os.MkdirAll(filepath.Dir(full), 0o700); err != nil {
 		return fmt.Errorf("write bundle: %w", err)
@@ -172,4 +172,4 @@ func (f folderSink) file(name string, content []byte) error {
 	return nil
 }
 
-func (folderSink) close() error { return nil }
+func (folderOutput) close() error { return nil }

@@ -265,7 +265,7 @@ var base64Byte = func() (t [256]bool) {
 func (sh shape) possible(lower []byte) bool {
 	if sh.words == nil { // a bootstrap token: six characters, a dot, sixteen
 		for i := 6; i+16 < len(lower); i++ {
-			if lower[i] == '.' && wordy(lower[i-6:i]) && wordy(lower[i+1:i+17]) {
+			if lower[i] == '.' && alphanumeric(lower[i-6:i]) && alphanumeric(lower[i+1:i+17]) {
 				return true
 			}
 		}
@@ -274,7 +274,7 @@ func (sh shape) possible(lower []byte) bool {
 	return slices.ContainsFunc(sh.words, func(w string) bool { return bytes.Contains(lower, []byte(w)) })
 }
 
-func wordy(s []byte) bool {
+func alphanumeric(s []byte) bool {
 	for _, c := range s {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
 			return false
@@ -326,7 +326,7 @@ func nameBefore(text []byte) string {
 	}
 	from := len(text)
 	for from > 0 && len(text)-from < maxName && (text[from-1] == '_' || text[from-1] == '.' || text[from-1] == '-' ||
-		wordy(bytes.ToLower(text[from-1:from]))) {
+		alphanumeric(bytes.ToLower(text[from-1:from]))) {
 		from--
 	}
 	return strings.ToLower(string(text[from:]))
@@ -392,7 +392,7 @@ func (s *Scrubber) encoded(m []byte, depth int) bool {
 		if bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) {
 			raw, inner = gunzip(raw), 0 // does not expand nested archives
 		}
-		if !texty(raw) && !slices.ContainsFunc(s.known, func(k []byte) bool { return bytes.Contains(raw, k) }) {
+		if !readable(raw) && !slices.ContainsFunc(s.known, func(k []byte) bool { return bytes.Contains(raw, k) }) {
 			continue
 		}
 		found := map[string]int{}
@@ -403,8 +403,8 @@ func (s *Scrubber) encoded(m []byte, depth int) bool {
 	return false
 }
 
-// texty reports whether there is something in raw that could be read.
-func texty(raw []byte) bool {
+// readable reports whether there is something in raw that could be read.
+func readable(raw []byte) bool {
 	n := 0
 	for _, c := range raw {
 		if c < ' ' || c > '~' {

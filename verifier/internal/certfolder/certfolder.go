@@ -212,11 +212,11 @@ func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	if err != nil {
 		return "", s.Status, err
 	}
-	take := f.newCA
+	renew := f.newCA
 	if step == mcscert.StepServing {
-		take = f.newServing
+		renew = f.newServing
 	}
-	status, err := take(s)
+	status, err := renew(s)
 	return step, status, err
 }
 

@@ -57,7 +57,7 @@ func Run(ctx context.Context, e *env.Env, args []string) int {
 	}
 	var h *hint.Error
 	if errors.As(err, &exit) && exit.Code == env.ExitUsage && !errors.As(err, &h) {
-		err = env.Usage(hint.New(err, "'%s --help' describes the command line", cmd.CommandPath()))
+		err = env.Usage(hint.New(err, "run '%s --help' for a description of the command line", cmd.CommandPath()))
 	}
 	return env.Report(os.Stderr, err)
 }
@@ -107,7 +107,7 @@ func strict(cmd *cobra.Command) {
 		if like := spelling.Near(args[0], names); len(like) > 0 {
 			return env.Usage(hint.New(err, "did you mean %s?", strings.Join(like, " or ")))
 		}
-		return env.Usage(hint.New(err, "'%s --help' lists them", cmd.CommandPath()))
+		return env.Usage(hint.New(err, "run '%s --help' for a list", cmd.CommandPath()))
 	}
 }
 
@@ -127,22 +127,22 @@ func verifier(e *env.Env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   env.Verifier,
 		Short: "Give a machine its Ignition config only after it proved which machine it is",
-		Long: `mcs-attest-verifier stands beside the Machine Config Server (or, standalone,
-beside a folder of Ignition configs). A new machine's agent proves its identity
-with a TPM 2.0 quote or a cloud's instance identity; the verifier matches it to
-exactly one Machine and answers with a token of some minutes' life; the gate
-gives the full config for that token and for nothing else.
+		Long: `mcs-attest-verifier runs beside the Machine Config Server or, standalone, beside a
+folder of Ignition configs. A new machine's agent proves its identity with a TPM 2.0
+quote or a cloud's instance identity. The verifier matches the identity to exactly one
+Machine and answers with a token that is valid for some minutes. The gate returns the
+full config only for such a token.
 
-From nothing to serving:
+To set up and start a standalone verifier:
 
     mcs-attest-verifier init DIR --origin https://HOST:22623
     mcs-attest-verifier serve --config DIR/mcs-attest.yaml
     mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --identity FILE --name NAME --pool worker
 
-Exit status of every command: 0: done, or yes; 1: a failure, or no; 2: wrong
-command line. A command with more says so in its help.
+The exit status of every command is 0 for success, 1 for failure, and 2 for a wrong
+command line. The help of a command lists any other status that it has.
 
-Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attest".`,
+Linked or copied as kubectl-attest or oc-attest, it is the plug-in "kubectl attest".`,
 	}
 	root.AddCommand(setup.Commands()...)
 	root.AddCommand(policy.Commands()...)
@@ -155,10 +155,10 @@ func plugin(e *env.Env) *cobra.Command {
 	root := &cobra.Command{
 		Use:         e.FieldManager(),
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: e.Name},
-		Short:       "Which machines attested, which did not and why, and what to do about it",
-		Long: `Which machines of a cluster attested before they received their Ignition config,
-which did not and why, and what to do about it. It reads and writes objects of the
-Kubernetes API and needs no verifier to be running.`,
+		Short:       "Show which machines attested, which did not and why, and what to do",
+		Long: `Show which machines of a cluster attested before they received their Ignition
+config, which did not and why, and what to do. The commands read and write objects of
+the Kubernetes API, and do not need a running verifier.`,
 		Example: e.Examples(`  PROGRAM status
   PROGRAM explain worker-7
   PROGRAM enroll --identity worker-7.yaml --machine worker-7

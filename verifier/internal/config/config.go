@@ -246,7 +246,7 @@ func (k *Kubernetes) complete(base string) {
 func (k *Kubernetes) check() error {
 	for _, ns := range k.MachineNamespaces {
 		if ns == "*" && len(k.MachineNamespaces) > 1 {
-			return errors.New(`kubernetes.machineNamespaces: "*" is every namespace; leave the others out`)
+			return errors.New(`kubernetes.machineNamespaces: "*" is every namespace; remove the others`)
 		}
 		if ns != "*" && len(validation.IsDNS1123Label(ns)) > 0 {
 			return fmt.Errorf("kubernetes.machineNamespaces: %q is not the name of a namespace", ns)

@@ -65,7 +65,7 @@ func TestDefaultsOfNodeSections(t *testing.T) {
 func TestWrongNodeSections(t *testing.T) {
 	for text, want := range map[string]string{
 		"credential: {kind: Shared}\n":                          "credential.kind",
-		"credential: {serviceAccount: nobody}\n":                "credential.serviceAccount",
+		"credential: {serviceAccount: other}\n":                 "credential.serviceAccount",
 		"credential: {lifetime: 5m}\n":                          "credential.lifetime",
 		"credential: {lifetime: 25h}\n":                         "credential.lifetime",
 		"approver: {}\n":                                        "add credential:",

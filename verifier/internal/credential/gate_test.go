@@ -239,7 +239,7 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 	}{
 		{"the API server does not let the verifier", func(o *credential.ReaderOptions) { o.Client = stranger }, nil,
 			reason.CredentialUnavailable},
-		{"the API server is away", func(o *credential.ReaderOptions) { o.Client = nowhere }, nil,
+		{"the API server is unavailable", func(o *credential.ReaderOptions) { o.Client = nowhere }, nil,
 			reason.CredentialUnavailable},
 		{"the API server does not answer in time", func(o *credential.ReaderOptions) { o.Timeout = time.Nanosecond },
 			nil, reason.CredentialUnavailable},

@@ -504,7 +504,7 @@ func TestAttack_T46_TheCredentialIsInNoLogAndNoError(t *testing.T) {
 			}
 		}
 		if !strings.Contains(text, "it is not deleted") {
-			t.Error("the log says nothing of a Secret that is not ours")
+			t.Error("the log does not report a Secret that is not ours")
 		}
 	})
 }

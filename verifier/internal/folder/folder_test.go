@@ -149,7 +149,7 @@ func TestLoad(t *testing.T) {
 	}
 	if len(s.Enrollments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
 		s.EKRoots.All()[0].Provenance != "from the test" || string(s.Configs["worker"]) != ignition {
-		t.Errorf("%d enrolments, %d reference values, %d roots, configs %v", len(s.Enrollments), len(s.ReferenceValues),
+		t.Errorf("%d enrollments, %d reference values, %d roots, configs %v", len(s.Enrollments), len(s.ReferenceValues),
 			s.EKRoots.Len(), s.Configs)
 	}
 }
@@ -248,7 +248,7 @@ func TestBrokenFile_KeepsItsLastGoodStateAndAffectsNoOther(t *testing.T) {
 		t.Error("a file that was removed is still in force")
 	}
 	if _, changed := f.Refresh(); changed {
-		t.Error("nothing changed, and it says otherwise")
+		t.Error("nothing changed, but a change is reported")
 	}
 }
 
@@ -331,7 +331,7 @@ func TestFilesOfUnusualTypes(t *testing.T) {
 		}
 	}
 	if _, changed := f.Refresh(); changed {
-		t.Error("nothing changed, and it says otherwise")
+		t.Error("nothing changed, but a change is reported")
 	}
 	// A file that could not be read for a while is as good as before.
 	if err := os.Rename(filepath.Join(dir, "machines/worker.yaml"), filepath.Join(dir, "worker")); err != nil {

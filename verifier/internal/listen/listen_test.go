@@ -537,7 +537,7 @@ func TestAttack_T61_BusyConnectionsOfOneSourceLeaveRoomForOthers(t *testing.T) {
 	}
 	q.from = append(q.from, "192.0.2.1:1")
 	if _, err := l.Accept(); err == nil {
-		t.Error("the source with the most takes a place from itself")
+		t.Error("the source with the most connections loses one of its own")
 	}
 	if *q.shut[0] || !*q.shut[1] {
 		t.Errorf("closed: the proven one %v, the oldest other one %v", *q.shut[0], *q.shut[1])

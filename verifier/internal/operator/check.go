@@ -96,7 +96,8 @@ func checkMachine(s *admin.State, ref *v1alpha1.MachineReference) (warning strin
 		return digits.ReplaceAllString(n, "") == digits.ReplaceAllString(want, "")
 	})
 	if len(near) > 0 {
-		return "", hint.New(fmt.Errorf("%s", text), "did you mean %s? If it is still to come, add --force", either(near))
+		return "", hint.New(fmt.Errorf("%s", text), "did you mean %s? If the Machine will be created later, add --force",
+			either(near))
 	}
 	return text + "; the enrollment is used when it exists", nil
 }

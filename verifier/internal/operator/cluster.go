@@ -129,7 +129,7 @@ func (o ClusterOptions) FromConfig(k *config.Kubernetes) ClusterOptions {
 
 func kubeconfigError(err error) error {
 	if clientcmd.IsEmptyConfig(err) {
-		return hint.New(errors.New("no kubeconfig: no cluster is named anywhere"),
+		return hint.New(errors.New("no kubeconfig: no cluster is configured"),
 			"log in first ('oc login'), set KUBECONFIG, or add --kubeconfig FILE")
 	}
 	return hint.New(fmt.Errorf("kubeconfig: %w", err),
@@ -158,7 +158,7 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 				verb, what, flag(namespace)),
 		}}
 	case apierrors.IsUnauthorized(err):
-		return hint.New(fmt.Errorf("the API server %s does not know you: %w", c.host, err),
+		return hint.New(fmt.Errorf("the API server %s rejects your credentials: %w", c.host, err),
 			"log in again ('oc login'), or choose another --context")
 	case errors.As(err, &status):
 		if missingType(err) && r.Group == v1alpha1.GroupVersion.Group {
@@ -173,7 +173,7 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 			"run the login of your kubeconfig by hand ('oc login'), or choose another --context")
 	}
 	return hint.New(fmt.Errorf("the API server %s does not answer: %w", c.host, err),
-		"is the cluster up, and --kubeconfig or --context the one you mean?")
+		"check that the cluster is up, and that --kubeconfig or --context is the intended one")
 }
 
 func flag(namespace string) string {
@@ -299,8 +299,8 @@ func (c *Cluster) MachineNamespace(ctx context.Context, name string) (string, er
 		namespace, _ := split(found[0].Name)
 		return namespace, nil
 	case in[0] == metav1.NamespaceAll:
-		return "", hint.New(fmt.Errorf("no Machine is called %q in any namespace", name),
-			"give its namespace, if it is still to come: NAMESPACE/%s", name)
+		return "", hint.New(fmt.Errorf("no namespace has a Machine with the name %q", name),
+			"if it will be created later, give its namespace: NAMESPACE/%s", name)
 	}
 	return in[0], nil
 }

@@ -176,7 +176,7 @@ func (f *Folder) served(leaf []byte) error {
 // maxAnswer bounds one answer that goes into a bundle.
 const maxAnswer = 32 << 20
 
-// answer is what an HTTP server said.
+// answer is the response of an HTTP server.
 type answer struct {
 	code   int
 	status string
@@ -312,7 +312,7 @@ func reduce(o map[string]any) map[string]any {
 			}
 		}
 	case "Pod", "DaemonSet":
-		forget(spec)
+		omitEnv(spec)
 	}
 	return o
 }
@@ -325,14 +325,14 @@ func textAt(o map[string]any, path ...string) string {
 	return s
 }
 
-// forget takes the values out of every environment below v.
-func forget(v any) {
+// omitEnv replaces the values of every environment variable in v.
+func omitEnv(v any) {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, inner := range v {
 			list, ok := inner.([]any)
 			if k != "env" || !ok {
-				forget(inner)
+				omitEnv(inner)
 				continue
 			}
 			for _, e := range list {
@@ -343,7 +343,7 @@ func forget(v any) {
 		}
 	case []any:
 		for _, inner := range v {
-			forget(inner)
+			omitEnv(inner)
 		}
 	}
 }

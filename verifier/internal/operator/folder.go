@@ -67,11 +67,11 @@ func (f *Folder) Waiting(ctx context.Context, id string) (store.Pending, error) 
 			return p, nil
 		}
 	}
-	return store.Pending{}, nobodyWaits(id)
+	return store.Pending{}, noPendingMachine(id)
 }
 
-func nobodyWaits(id string) error {
-	return hint.New(fmt.Errorf("nobody waits under the id %q", id), "'status' lists who waits")
+func noPendingMachine(id string) error {
+	return hint.New(fmt.Errorf("no machine waits with the id %q", id), "'status' lists the machines that wait")
 }
 
 // MachineNamespace is where a Machine named without a namespace is, or will be.
@@ -146,7 +146,7 @@ func (f *Folder) Quarantine(ctx context.Context, name string, stop bool, w Write
 		return nil, err
 	}
 	if stop {
-		done, err := f.say(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true },
+		done, err := f.setFields(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true },
 			func(spec *yaml.Node) { set(spec, "quarantined", scalar("!!bool", "true")) })
 		return []Written{done}, err
 	}
@@ -188,7 +188,7 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 		return all, nil
 	}
 	end := metav1.NewTime(until.UTC().Truncate(time.Second))
-	done, err := f.say(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) {
+	done, err := f.setFields(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) {
 		s.Reattest = &v1alpha1.ReattestGrant{Until: end}
 	},
 		func(spec *yaml.Node) {
@@ -199,8 +199,8 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 	return []Written{done}, err
 }
 
-// say writes into the machine's first MachineAttestation, or into a new one.
-func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrollment, w Write,
+// setFields writes into the machine's first MachineAttestation, or into a new one.
+func (f *Folder) setFields(ctx context.Context, m *machine.Machine, own []machine.Enrollment, w Write,
 	fresh func(*v1alpha1.MachineAttestationSpec), change func(*yaml.Node)) (Written, error) {
 	if len(own) > 0 {
 		return f.amend(own[0], w, change)
@@ -229,7 +229,7 @@ func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrollment, e
 	}
 	m, ok := s.Machines.ByUID(found.UID)
 	if !ok {
-		return nil, nil, fmt.Errorf("%s is gone", found.Name)
+		return nil, nil, fmt.Errorf("%s was deleted", found.Name)
 	}
 	var own []machine.Enrollment
 	for _, e := range s.Enrollments {
@@ -263,7 +263,7 @@ func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Nod
 		return Written{}, err
 	}
 	if path == "" {
-		return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
+		return Written{}, fmt.Errorf("MachineAttestation %s/%s is no longer in a file of the folder", e.Namespace, e.Name)
 	}
 	next, object, err := amendYAML(raw, e.Namespace, e.Name, change)
 	switch {
@@ -273,7 +273,7 @@ func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Nod
 		return Written{Where: path, File: true, Done: "unchanged", Object: object}, nil
 	case filepath.Ext(path) == ".json":
 		return Written{}, hint.New(fmt.Errorf("%s is JSON, which this command does not edit", path),
-			"change spec of %s/%s there yourself", e.Namespace, e.Name)
+			"edit the spec of %s/%s in that file", e.Namespace, e.Name)
 	case w.dry():
 		return Written{Where: path, File: true, Done: "changed", Object: object}, nil
 	}

@@ -56,9 +56,9 @@ func (f *Folder) Forget(ctx context.Context, name string, w Write) (done []Writt
 		done = append(done, written)
 	}
 	if !m.StandIn {
-		left = append(left, fmt.Sprintf("Machine %s stays: its manifest is yours", about.Name))
+		left = append(left, fmt.Sprintf("Machine %s is not deleted: delete its manifest yourself", about.Name))
 		if about.NodeRef != "" {
-			left = append(left, fmt.Sprintf("it has joined as Node %s: 'reattest %s' lets it be provisioned once more",
+			left = append(left, fmt.Sprintf("it has joined as Node %s: 'reattest %s' allows one more provisioning",
 				about.NodeRef, about.Name))
 		}
 	}
@@ -72,7 +72,7 @@ func (f *Folder) Forget(ctx context.Context, name string, w Write) (done []Writt
 		}
 		if s.Serving || about.Record != nil {
 			if err := f.deleteRecord(ctx, about.UID); err != nil {
-				return done, left, fmt.Errorf("%s is not deleted: %w", record.Where, err)
+				return done, left, fmt.Errorf("%s was not deleted: %w", record.Where, err)
 			}
 		}
 	}
@@ -83,7 +83,8 @@ func (f *Folder) Forget(ctx context.Context, name string, w Write) (done []Writt
 }
 
 func quarantinedError(name string) error {
-	return hint.New(fmt.Errorf("%s is quarantined", name), "'quarantine %s --release' first: this would end it", name)
+	return hint.New(fmt.Errorf("%s is quarantined", name),
+		"run 'quarantine %s --release' first: a deletion would end the quarantine", name)
 }
 
 // quarantined reports whether a machine is quarantined by its files, or still by the serving verifier a moment
@@ -140,8 +141,8 @@ func (f *Folder) unused(ctx context.Context, uid string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return hint.New(errors.New("the verifier still uses the enrollment, and the record is not deleted"),
-				"'status' shows what is wrong with the folder; then run forget again")
+			return hint.New(errors.New("the verifier still uses the enrollment, so the record was not deleted"),
+				"correct the errors of the folder that 'status' shows, and run forget again")
 		case <-time.After(inForceEvery):
 		}
 	}
@@ -227,7 +228,7 @@ func (f *Folder) deleteEnrollment(e machine.Enrollment, w Write) (Written, error
 		return Written{}, err
 	}
 	if path == "" {
-		return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
+		return Written{}, fmt.Errorf("MachineAttestation %s/%s is no longer in a file of the folder", e.Namespace, e.Name)
 	}
 	next, ok, err := withoutYAML(raw, e.Namespace, e.Name)
 	if err != nil {
@@ -235,7 +236,7 @@ func (f *Folder) deleteEnrollment(e machine.Enrollment, w Write) (Written, error
 	}
 	if !ok {
 		return Written{}, hint.New(fmt.Errorf("%s has %s/%s in a list, which this command does not edit", path, e.Namespace,
-			e.Name), "take it out of the file, and run forget again")
+			e.Name), "remove it from the file, and run forget again")
 	}
 	out := Written{Where: path, File: true, Done: deleted}
 	switch {

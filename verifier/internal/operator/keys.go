@@ -32,7 +32,7 @@ func Rotate(k Keys, now time.Time, publish time.Duration, drop bool) (Keys, erro
 	}
 	next, err := k.Rotate(now, publish)
 	if errors.Is(err, token.ErrRotating) {
-		return Keys{}, hint.New(err, "wait for it to finish ('token status' tells when), or add --now if a key was stolen")
+		return Keys{}, hint.New(err, "wait for it to finish ('token status' shows when), or add --now if a key was stolen")
 	}
 	return next, err
 }

@@ -193,7 +193,7 @@ func inNamespace(s *admin.State, namespace string) *admin.State {
 func one(found []admin.Machine, name string) (admin.Machine, error) {
 	switch {
 	case len(found) == 0:
-		return admin.Machine{}, hint.New(fmt.Errorf("no machine is called %q", name), "'status' lists all of them")
+		return admin.Machine{}, hint.New(fmt.Errorf("no machine has the name %q", name), "'status' lists all of them")
 	case len(found) > 1:
 		return admin.Machine{}, Ambiguous(found, name)
 	case record.IsBreakGlass(found[0].UID):
@@ -214,10 +214,10 @@ func Ambiguous(found []admin.Machine, name string) error {
 		for _, m := range found {
 			names = append(names, m.UID)
 		}
-		return hint.New(fmt.Errorf("%d machines are called %q", len(found), name), "give the UID: %s",
+		return hint.New(fmt.Errorf("%d machines have the name %q", len(found), name), "give the UID: %s",
 			strings.Join(names, " or "))
 	}
-	return hint.New(fmt.Errorf("%d machines are called %q", len(found), name), "give the namespace too: %s",
+	return hint.New(fmt.Errorf("%d machines have the name %q", len(found), name), "give the namespace too: %s",
 		strings.Join(names, " or "))
 }
 

@@ -63,7 +63,7 @@ func (f *Folder) Provisioning(context.Context) (tokens provisioning.Tokens, exis
 
 func malformed(where string, err error) error {
 	return hint.New(fmt.Errorf("%s: %w", where, err),
-		"mend it, or remove it and make a new token: 'token provisioning create'")
+		"correct it, or remove it and create a new token: 'token provisioning create'")
 }
 
 // ChangeProvisioning writes keys/machineconfig-auth.
@@ -191,7 +191,7 @@ func (c *Cluster) ChangeProvisioning(ctx context.Context, change ChangeProvision
 		}
 		verb := "update"
 		if exists {
-			// The keys of ours that are no longer said must go.
+			// Keys that the verifier owns and no longer writes are deleted.
 			for _, key := range []string{provisioning.KeyPrevious, provisioning.KeyPreviousExpires} {
 				unstructured.RemoveNestedField(o.Object, "data", key)
 			}

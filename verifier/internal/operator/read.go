@@ -340,11 +340,11 @@ func (c *Cluster) Waiting(ctx context.Context, name string) (store.Pending, erro
 	}
 	id := pendingID(name)
 	if id == "" {
-		return store.Pending{}, nobodyWaits(name)
+		return store.Pending{}, noPendingMachine(name)
 	}
 	o, err := c.dynamic.Resource(attestations).Namespace(c.o.Own).Get(ctx, v1alpha1.PendingPrefix+id, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return store.Pending{}, nobodyWaits(name)
+		return store.Pending{}, noPendingMachine(name)
 	}
 	if err != nil {
 		return store.Pending{}, c.failed("get", attestations, c.o.Own, err)
@@ -359,7 +359,7 @@ func (c *Cluster) Waiting(ctx context.Context, name string) (store.Pending, erro
 		}
 		return p, nil
 	}
-	return store.Pending{}, nobodyWaits(name)
+	return store.Pending{}, noPendingMachine(name)
 }
 
 // Event is a Kubernetes Event, as explain shows it.
@@ -415,4 +415,4 @@ func (c *Cluster) get(ctx context.Context, r schema.GroupVersionResource, namesp
 }
 
 // errGone: the Machine was there a moment ago.
-var errGone = errors.New("the Machine is gone")
+var errGone = errors.New("the Machine was deleted")

@@ -21,12 +21,12 @@ import (
 var requests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1",
 	Resource: "certificatesigningrequests"}
 
-// Request is a certificate signing request, the world that it is decided in and the
+// Request is a certificate signing request, the cluster that it is decided in and the
 // rules of the cluster's verifier. Where that has no approver, the rules are those
 // that one would have by default, and running is false.
 type Request struct {
 	CSR     *certificatesv1.CertificateSigningRequest
-	World   rules.Cluster
+	Cluster rules.Cluster
 	Rules   rules.Config
 	Running bool
 }
@@ -69,9 +69,9 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	r := &Request{CSR: csr, Rules: Rules(k), Running: running}
 	snapshot, err := approval.TakeSnapshot(ctx, api, r.Rules, in)
 	if err != nil {
-		return nil, fmt.Errorf("read what the request is decided by: %w", err)
+		return nil, fmt.Errorf("read the inputs of the decision: %w", err)
 	}
-	r.World = approval.NewReader(approval.Options{
+	r.Cluster = approval.NewReader(approval.Options{
 		Client: api, Config: *k.Approver, Rules: r.Rules, Namespaces: in, Namespace: own,
 		Machines: snapshot, Records: snapshot, Waiting: snapshot.Waiting, Now: c.o.Now,
 	})

@@ -185,13 +185,13 @@ status:
 			if r.Running {
 				t.Error("there is no verifier, so no approver is configured")
 			}
-			d := approver.Decide(context.Background(), approver.FromCSR(r.CSR), r.World, r.Rules, time.Now())
+			d := approver.Decide(context.Background(), approver.FromCSR(r.CSR), r.Cluster, r.Rules, time.Now())
 			if d.Outcome != v.outcome || v.code != 0 && (d.Denial == nil || d.Denial.Code != v.code) {
 				t.Errorf("%s, %v; expected %s, %v\n%v", d.Outcome, d.Denial, v.outcome, v.code, d.Checks)
 			}
 		})
 	}
 	if _, err := k.Request(context.Background(), "explained-nobodys", ""); err == nil {
-		t.Error("a request that is not there was read")
+		t.Error("a request that does not exist was read")
 	}
 }

@@ -79,7 +79,7 @@ func leaks(text string) []string {
 
 func TestThePlantedSecretsAreFoundWhereTheyAre(t *testing.T) {
 	if got := leaks(everything()); len(got) < 8 {
-		t.Fatalf("the search finds %v alone", got)
+		t.Fatalf("the search finds only %v", got)
 	}
 }
 
@@ -271,10 +271,10 @@ subjects: [{kind: ServiceAccount, name: support, namespace: mcs-attest}]
 	dir := filepath.Join(t.TempDir(), "support") + "/"
 	_, stderr = run(t, []string{"KUBECONFIG=" + c.Kubeconfig("system:serviceaccount:mcs-attest:support")},
 		"kubectl-attest", "support-bundle", "-n", "openshift-machine-api", "--output", dir)
-	for _, want := range []string{"a known secret was not looked for: you may not get secrets",
+	for _, want := range []string{"the search for a known secret is incomplete: you may not get secrets",
 		"cluster/events: you may not list events", "pods: you may not list pods"} {
 		if !strings.Contains(stderr, want) {
-			t.Errorf("not told: %s\n%s", want, stderr)
+			t.Errorf("not reported: %s\n%s", want, stderr)
 		}
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "cluster", "machineattestations.jsonl"))
@@ -284,7 +284,7 @@ subjects: [{kind: ServiceAccount, name: support, namespace: mcs-attest}]
 	for _, secret := range []string{"a gate's token", "the pull secret", "a private key", "a signing key",
 		"a machine's password", "the provisioning token"} {
 		if strings.Contains(string(raw), planted[secret]) {
-			t.Errorf("%s by its shape alone: %s", secret, raw)
+			t.Errorf("%s was not removed by its shape: %s", secret, raw)
 		}
 	}
 }

@@ -111,12 +111,13 @@ func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w 
 	return Written{}, errContended
 }
 
-var errContended = errors.New("somebody else keeps changing the same object; try again")
+var errContended = errors.New("other clients keep changing the same object; try again")
 
 // rejected is failed for a write: the namespace does not exist, or validation fails.
 func (c *Cluster) rejected(verb, namespace string, err error) error {
 	if apierrors.IsNotFound(err) && !missingType(err) {
-		return hint.New(fmt.Errorf("%s machineattestations: %w", verb, err), "is there a namespace %s? -n chooses another",
+		return hint.New(fmt.Errorf("%s machineattestations: %w", verb, err),
+			"check that the namespace %s exists, or choose another with -n",
 			namespace)
 	}
 	return c.failed(verb, attestations, namespace, err)
@@ -158,10 +159,10 @@ func (c *Cluster) Quarantine(ctx context.Context, name string, stop bool, w Writ
 		return nil, err
 	}
 	if stop {
-		done, err := c.say(ctx, m, w, map[string]any{"quarantined": true})
+		done, err := c.setFields(ctx, m, w, map[string]any{"quarantined": true})
 		return []Written{done}, err
 	}
-	return c.takeBack(ctx, own, w, "quarantined", func(s *v1alpha1.MachineAttestationSpec) bool { return s.Quarantined })
+	return c.clearField(ctx, own, w, "quarantined", func(s *v1alpha1.MachineAttestationSpec) bool { return s.Quarantined })
 }
 
 // Reattest grants one more attestation until a time; zero takes the grant back.
@@ -174,14 +175,16 @@ func (c *Cluster) Reattest(ctx context.Context, name string, until time.Time, w 
 		return nil, err
 	}
 	if until.IsZero() {
-		return c.takeBack(ctx, own, w, "reattest", func(s *v1alpha1.MachineAttestationSpec) bool { return s.Reattest != nil })
+		return c.clearField(ctx, own, w, "reattest",
+			func(s *v1alpha1.MachineAttestationSpec) bool { return s.Reattest != nil })
 	}
-	done, err := c.say(ctx, m, w, map[string]any{"reattest": map[string]any{"until": until.UTC().Format(time.RFC3339)}})
+	done, err := c.setFields(ctx, m, w,
+		map[string]any{"reattest": map[string]any{"until": until.UTC().Format(time.RFC3339)}})
 	return []Written{done}, err
 }
 
-// takeBack removes a field from every MachineAttestation that has it.
-func (c *Cluster) takeBack(ctx context.Context, own []*v1alpha1.MachineAttestation, w Write, field string,
+// clearField removes a field from every MachineAttestation that has it.
+func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttestation, w Write, field string,
 	has func(*v1alpha1.MachineAttestationSpec) bool) ([]Written, error) {
 	var all []Written
 	for _, a := range own {
@@ -190,7 +193,7 @@ func (c *Cluster) takeBack(ctx context.Context, own []*v1alpha1.MachineAttestati
 		}
 		done, err := c.patch(ctx, a.Namespace, a.Name, a.UID, w, map[string]any{field: nil})
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			continue // it is gone, and what it said with it
+			continue // it was deleted, and its field with it
 		}
 		if err != nil {
 			return all, c.failed("patch", attestations, a.Namespace, err)
@@ -200,9 +203,9 @@ func (c *Cluster) takeBack(ctx context.Context, own []*v1alpha1.MachineAttestati
 	return all, nil
 }
 
-// say writes fields of the spec into the Machine's record, which is made if it is
+// setFields writes fields of the spec into the Machine's record, which is made if it is
 // not there yet.
-func (c *Cluster) say(ctx context.Context, m *machine.Machine, w Write, spec map[string]any) (Written, error) {
+func (c *Cluster) setFields(ctx context.Context, m *machine.Machine, w Write, spec map[string]any) (Written, error) {
 	name := m.UID
 	var own types.UID
 	if m.StandIn {
@@ -318,7 +321,7 @@ func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, e
 	}
 	if o == nil {
 		return nil, Keys{}, hint.New(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret),
-			"the verifier makes it when it starts: is one running in the namespace %s?", c.o.Own)
+			"the verifier creates it when it starts: check that one runs in the namespace %s", c.o.Own)
 	}
 	data, err := secretData(o)
 	if err != nil {
@@ -369,7 +372,8 @@ func (c *Cluster) config(ctx context.Context) (*config.Config, error) {
 	}
 	name := "ConfigMap " + c.o.Own + "/" + configMap
 	if o == nil {
-		return nil, hint.New(fmt.Errorf("there is no %s", name), "is the verifier installed in the namespace %s?", c.o.Own)
+		return nil, hint.New(fmt.Errorf("there is no %s", name),
+			"check that the verifier is installed in the namespace %s", c.o.Own)
 	}
 	text, _, _ := unstructured.NestedString(o.Object, "data", configKey)
 	return config.Parse(name, []byte(text), "/")

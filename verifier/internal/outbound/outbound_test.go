@@ -258,7 +258,7 @@ func TestAsk_ReportsThatItsCallerWaits(t *testing.T) {
 	for range 2 {
 		_, err := outbound.Ask(ctx, c, "Describe", "key", time.Minute, func(context.Context) (int, error) {
 			if waits != 1 {
-				t.Errorf("the caller was told %d times before the call", waits)
+				t.Errorf("the caller was notified %d times before the call", waits)
 			}
 			return 1, nil
 		})

@@ -421,7 +421,7 @@ func TestStreams_AreBoundedAndShareOneSnapshot(t *testing.T) {
 		asked := p.reads()
 		time.Sleep(time.Minute)
 		if p.reads() != asked {
-			t.Error("the state is read while nobody reads the page")
+			t.Error("the state is read without a reader of the page")
 		}
 	})
 }

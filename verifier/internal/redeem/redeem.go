@@ -29,9 +29,9 @@ import (
 // Redeemer gives the gate access to the records. It is safe for concurrent use.
 type Redeemer struct {
 	Records Records
-	// InTrouble, if set, reports whether the records were recently slow or did not answer. Then a
+	// Failing, if set, reports whether the records were recently slow or did not answer. Then a
 	// used-up token is denied only temporarily, because other replicas may return uses.
-	InTrouble func() bool
+	Failing func() bool
 	// Log receives the uses that were returned. If nil, nothing is logged.
 	Log *slog.Logger
 	// ReturnAfter is the time before the redeemer returns unserved uses in the background. Default 15
@@ -108,7 +108,7 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 	}
 	id, tried := rand.Text(), false
 	before := r.unserved.of(c.ID)
-	take := func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
+	use := func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
 		// A client that disconnected during the read takes no use.
 		if err := ctx.Err(); err != nil {
 			return nil, reason.Wrap(reason.StoreUnavailable, err, "the client disconnected")
@@ -131,7 +131,7 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 	}
 	var err error
 	for range maxReads {
-		err = r.record.Update(ctx, take)
+		err = r.record.Update(ctx, use)
 		// Without an answer it is unknown whether the use was taken, so read the record.
 		if err == nil || !tried || ctx.Err() != nil || reason.From(err).Code != reason.StoreUnavailable {
 			break
@@ -154,7 +154,7 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 
 // usedUp makes a denial temporary if other replicas may soon return uses.
 func (r *Redeemer) usedUp(err error) error {
-	if err == nil || r.InTrouble == nil || reason.From(err).Code != reason.TokenUsedUp || !r.InTrouble() {
+	if err == nil || r.Failing == nil || reason.From(err).Code != reason.TokenUsedUp || !r.Failing() {
 		return err
 	}
 	return reason.Wrap(reason.StoreUnavailable, err,

@@ -149,7 +149,7 @@ func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
 	}
 	for range 5 {
 		if err := checked(t, r, claims); err != nil {
-			t.Fatal("a check takes a use:", err)
+			t.Fatal("a check counts a use:", err)
 		}
 	}
 	for range 3 {
@@ -215,7 +215,7 @@ func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
 		t.Errorf("the fourth use: %v", err)
 	}
 	// Another replica may be about to return uses.
-	r.InTrouble = func() bool { return true }
+	r.Failing = func() bool { return true }
 	if err := checked(t, r, c); code(err) != reason.StoreUnavailable {
 		t.Errorf("used up, while the records are silent: %v", err)
 	}

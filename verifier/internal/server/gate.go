@@ -27,7 +27,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 	live := s.Live()
 	redeemer := &redeem.Redeemer{
 		Records: s.Records(), Log: s.Log, Machines: func() redeem.Machines { return s.View().Machines }, Now: s.Now,
-		Confirm: live.MachineUID, Stale: live.Outdated, InTrouble: live.InTrouble,
+		Confirm: live.MachineUID, Stale: live.Outdated, Failing: live.Failing,
 	}
 	c := gate.Config{
 		Upstream:     upstream,

@@ -269,7 +269,7 @@ func TestAttest_ConfirmsADenialThoughTheClientHangsUp(t *testing.T) {
 	records := &denials{}
 	s := &Service{Records: records, Confirm: func(ctx context.Context, _ *machine.Machine) error {
 		if _, bounded := ctx.Deadline(); !bounded {
-			t.Error("the confirmation takes any time")
+			t.Error("the confirmation may take any time")
 		}
 		if err := ctx.Err(); err != nil {
 			return reason.Wrap(reason.StoreUnavailable, err, "no answer")

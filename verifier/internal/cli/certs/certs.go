@@ -13,17 +13,18 @@ import (
 func Command(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "The Machine Config Server's CA and serving certificate",
-		Long: `The CA that the pointer configs name, and the serving certificate that it signed.
-Both are valid for ten years and renewed after eight.
+		Short: "Manage the Machine Config Server's CA and serving certificate",
+		Long: `Manage the CA that the pointer configs name, and the serving certificate that it
+signed. Both are valid for ten years and are renewed after eight.
 
-On OpenShift the machine-config-operator renews them where there are MachineSets,
-since 4.19; 'certs status' says whether it does. Elsewhere the verifier does, if its
-configuration has certificates:, and in a folder these commands do.
+On OpenShift 4.19 and later, the machine-config-operator renews them in a cluster
+with MachineSets; 'certs status' shows whether it does. In other clusters the verifier
+renews them if its configuration has the section "certificates". In a folder these
+commands renew them.
 
-A rotation has two steps, and machines boot through both: a new CA goes into the
-bundle, and with the bundle into the pointer configs; later the serving certificate
-is signed by it. docs/certificates.md tells it in full.`,
+A rotation has two steps. First a new CA is added to the bundle, and the bundle to the
+pointer configs. Later the new CA signs the serving certificate. Machines can boot
+throughout. docs/certificates.md describes both steps.`,
 	}
 	cmd.AddCommand(statusCommand(e), initCommand(e), rotateCommand(e), pointerCommand(e))
 	return cmd

@@ -17,13 +17,14 @@ func initCommand(e *env.Env) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "init",
-		Short: "Make CA and serving certificate where there are none",
-		Long: `Make CA and serving certificate where there are none.
+		Short: "Create the CA and the serving certificate if they do not exist",
+		Long: `Create the CA and the serving certificate if they do not exist.
 
-In a cluster it makes the objects that the verifier then keeps; the verifier's own
-account may not make Secrets. Run it once, as an administrator. What is served stays,
-and the CA that issued it goes into the bundle beside the new one, so that no machine
-notices. It refuses where the machine-config-operator renews.`,
+In a cluster, run this once as an administrator: it creates the objects that the
+verifier then updates, because the verifier's account may not create Secrets. An
+existing serving certificate does not change. Its CA stays in the bundle beside the
+new one, so machines can still boot. The command fails if the machine-config-operator
+renews the certificates.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			k, err := openKeeper(cmd.Context(), e, hosts)
@@ -35,7 +36,7 @@ notices. It refuses where the machine-config-operator renews.`,
 				if s.Case == mcscert.CaseOperatorToCome {
 					return hint.New(err, "if the cluster is older than 4.19, add --force")
 				}
-				return hint.New(err, "'certs status' shows them; certificates.rotate: Always takes them over")
+				return hint.New(err, "'certs status' shows them; to let the verifier renew them, set certificates.rotate: Always")
 			}
 			if err != nil {
 				return hintKey(err)
@@ -45,9 +46,9 @@ notices. It refuses where the machine-config-operator renews.`,
 		},
 	}
 	cmd.Flags().StringSliceVar(&hosts, "hostname", nil,
-		"host name or address of the serving certificate (repeatable; default: those of the configuration)")
+		"host name or address for the serving certificate (repeatable; default: from the configuration)")
 	cmd.Flags().BoolVar(&force, "force", false,
-		"also where there are MachineSets, so that a machine-config-operator since 4.19 would do it")
+		"create them although MachineSets exist, for which a machine-config-operator since 4.19 would create them")
 	e.Where(cmd)
 	return cmd
 }

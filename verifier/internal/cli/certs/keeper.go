@@ -49,7 +49,7 @@ func openKeeper(ctx context.Context, e *env.Env, hosts []string) (keeper, error)
 	}
 	if k.Kubernetes == nil {
 		return nil, hint.New(errors.New("the configuration of the cluster's verifier has no section kubernetes"),
-			"it is in the ConfigMap mcs-attest-config; without that section it is a folder's")
+			"add the section to the ConfigMap mcs-attest-config; without it, the configuration is for a folder")
 	}
 	api, err := kube.NewClient(cluster.Rest())
 	if err != nil {
@@ -78,7 +78,7 @@ func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error
 	made, err := k.f.Init()
 	if err != nil {
 		return "", mcscert.Status{},
-			hint.New(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
+			hint.New(err, "restore what is missing, or remove the whole folder tls/ to create new certificates")
 	}
 	s, err := k.f.Inspect()
 	if made {
@@ -95,27 +95,27 @@ func (k folderKeeper) due() ([]mcscert.Step, mcscert.Status, error) { return k.f
 
 func (folderKeeper) after(step mcscert.Step) string {
 	if step == mcscert.StepCA {
-		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\n" +
-			"then, 25 hours later at the earliest, 'certs rotate' again"
+		return "now: give pointers/*.ign to every machine that has not booted yet, in place of its previous user data;\n" +
+			"then, at least 25 hours later, run 'certs rotate' again"
 	}
-	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
+	return "the verifier uses it within a second; machines need a pointer config with the bundle of tls/ca.crt"
 }
 
 type clusterKeeper struct{ *mcscertificates.Reconciler }
 
 func (k clusterKeeper) init(ctx context.Context, force bool) (string, mcscert.Status, error) {
 	s, err := k.Init(ctx, force)
-	return "the objects are there; a verifier with certificates: in its configuration keeps them", s, err
+	return "the objects exist; a verifier with the section certificates in its configuration updates them", s, err
 }
 
 func (clusterKeeper) due() ([]mcscert.Step, mcscert.Status, error) {
-	return nil, mcscert.Status{}, errors.New("in a cluster the verifier does what is due by itself")
+	return nil, mcscert.Status{}, errors.New("in a cluster the verifier takes the steps that are due")
 }
 
 func (clusterKeeper) after(step mcscert.Step) string {
 	if step == mcscert.StepCA {
-		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, " +
-			"too: 'certs pointer FILE';\n25 hours later at the earliest: 'certs rotate' again, or leave it to the calendar"
+		return "pointer configs outside the cluster (user data that an administrator distributes) need the new bundle, " +
+			"too: run 'certs pointer FILE';\nat least 25 hours later run 'certs rotate' again, or wait until it is due"
 	}
-	return "the replicas take it up at once"
+	return "the replicas use it immediately"
 }

@@ -23,12 +23,12 @@ func pointerCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pointer FILE...",
 		Short: "Put the CA bundle into pointer configs that are files",
-		Long: `Put the CA bundle into pointer configs that are files, in place of the CA that is
-there, and change nothing else in them: for user data that an administrator hands
-out. Those in a cluster's Secrets follow by themselves.
+		Long: `Replace the CA in pointer configs that are files with the CA bundle, and change
+no other field. Use it for user data that an administrator distributes. The verifier
+updates pointer configs in a cluster's Secrets.
 
-A file whose CA is none of the bundle's stays as it is: it may be that of another
-server, which hands the pointer config out. --force replaces it all the same.`,
+A file whose CA is not in the bundle does not change, because the CA may be that of
+another server that distributes the pointer config. --force replaces it anyway.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			k, err := openKeeper(cmd.Context(), e, nil)
@@ -47,7 +47,7 @@ server, which hands the pointer config out. --force replaces it all the same.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "also in place of a CA that is none of the bundle's")
+	cmd.Flags().BoolVar(&force, "force", false, "replace even a CA that is not in the bundle")
 	e.Where(cmd)
 	return cmd
 }

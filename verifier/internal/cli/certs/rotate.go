@@ -18,15 +18,16 @@ func rotateCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Take the next step of a rotation: a new CA, or a serving certificate signed by it",
-		Long: `Take the next step of a rotation. The first makes a new CA and puts it into the
-bundle and the pointer configs; what is served stays. The second, at least 25 hours
-later, has the serving certificate signed by it: not before every pointer config that
-is known here has the new CA. The old CA stays in the bundle until it has expired.
+		Long: `Take the next step of a rotation. The first step creates a new CA and adds it to the
+bundle and to the pointer configs; the serving certificate does not change. The
+second step, at least 25 hours later, signs a serving certificate with the new CA. It
+waits until every pointer config that the verifier reads has the new CA. The old CA
+stays in the bundle until it expires.
 
-With --due take the steps that the calendar asks for, if any: for a timer. With --now
-take the second step at once. Machines fail then, for good, that boot with a pointer
-config of before the first step, and those whose clock is further behind than the new
-CA is old: to them it is a certificate of the future.`,
+--due takes only the steps that are due, for use in a timer. --now takes the second
+step immediately. A machine then fails permanently if its pointer config is older than
+the first step. So does a machine whose clock is behind by more than the age of the
+new CA, because it considers the certificate not yet valid.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			k, err := openKeeper(cmd.Context(), e, nil)
@@ -58,8 +59,8 @@ CA is old: to them it is a certificate of the future.`,
 			return printCerts(cmd.OutOrStdout(), s)
 		},
 	}
-	cmd.Flags().BoolVar(&now, "now", false, "take the second step at once: machines fail that do not know the new CA yet")
-	cmd.Flags().BoolVar(&due, "due", false, "only what the calendar asks for")
+	cmd.Flags().BoolVar(&now, "now", false, "take the second step immediately; machines without the new CA fail")
+	cmd.Flags().BoolVar(&due, "due", false, "take only the steps that are due")
 	cmd.MarkFlagsMutuallyExclusive("now", "due")
 	e.Where(cmd)
 	return cmd
@@ -68,14 +69,14 @@ CA is old: to them it is a certificate of the future.`,
 // hintKey adds what to do about a key that is none.
 func hintKey(err error) error {
 	if errors.Is(err, certfolder.ErrKey) {
-		return hint.New(err, "restore it from where it is kept, or move it away: without one, 'certs rotate' makes a new CA")
+		return hint.New(err, "restore it from its copy, or move it away: without a key, 'certs rotate' creates a new CA")
 	}
 	return err
 }
 
 func describeStep(s mcscert.Step) string {
 	if s == mcscert.StepCA {
-		return "a new CA is in the bundle; what is served has not changed"
+		return "a new CA is in the bundle; the serving certificate has not changed"
 	}
 	return "a new serving certificate is signed by the newest CA"
 }

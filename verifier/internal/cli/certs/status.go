@@ -23,7 +23,7 @@ import (
 func statusCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "What there is, until when, who renews it, and what is next",
+		Short: "Show the certificates, when they expire, who renews them, and the next step",
 		Args:  cobra.NoArgs,
 	}
 	e.Where(cmd)
@@ -52,13 +52,13 @@ func nextStep(s mcscert.Status) string {
 	case s.Case != "" && !s.Case.Ours():
 		return "nothing to do here"
 	case s.CA == nil && s.Case == mcscert.CaseFolder && s.Leaf != nil && len(s.Bundle) > 0:
-		return fmt.Sprintf("the CA's key is kept elsewhere: bring it to tls/ca.key for what has to be signed (other host "+
-			"names, the second step of 'certs rotate');\nwithout it 'certs rotate' makes a new CA, which is due after %s",
+		return fmt.Sprintf("the CA's key is kept elsewhere: copy it to tls/ca.key when it must sign (other host names, the "+
+			"second step of 'certs rotate');\nwithout it 'certs rotate' creates a new CA, which is due after %s",
 			mcscert.Renewal(mcscert.Newest(s.Bundle)).UTC().Format(time.DateOnly))
 	case s.CA == nil || s.Leaf == nil:
-		return "'certs init' makes what is missing"
+		return "run 'certs init' to create what is missing"
 	case s.Leaf.CheckSignatureFrom(s.CA) != nil:
-		text := fmt.Sprintf("the serving certificate follows the new CA after %s, or by 'certs rotate' after %s",
+		text := fmt.Sprintf("the new CA signs the serving certificate after %s, or by 'certs rotate' after %s",
 			mcscert.Follows(s.Leaf, s.CA, s.Hosts).UTC().Format(time.DateOnly),
 			s.CA.NotBefore.Add(mcscert.Publish).UTC().Format(time.RFC3339))
 		var waits []string
@@ -105,7 +105,7 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 		if c == nil {
 			return "none"
 		}
-		return describeCert(c, s.At) + ", renewed after " + mcscert.Renewal(c).UTC().Format(time.DateOnly)
+		return describeCert(c, s.At) + ", renewal after " + mcscert.Renewal(c).UTC().Format(time.DateOnly)
 	}
 	ca := one(s.CA)
 	if s.CA == nil && s.Case == mcscert.CaseFolder && len(s.Bundle) > 0 {
@@ -119,12 +119,13 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 	if s.Leaf != nil {
 		line("  for", strings.Join(mcscert.Hosts(s.Leaf), ", "))
 		if missing := mcscert.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
-			line("  NOT FOR", strings.Join(missing, ", ")+": the next one is")
+			line("  NOT FOR", strings.Join(missing, ", ")+": the next certificate has them")
 		}
 		have := mcscert.Hosts(s.Leaf)
 		more := slices.DeleteFunc(have, func(h string) bool { return slices.Contains(s.Hosts, h) })
 		if s.Case.Ours() && len(more) > 0 {
-			line("  not configured", strings.Join(more, ", ")+": the next one is not for them (certificates.hostnames)")
+			line("  not configured", strings.Join(more, ", ")+
+				": the next certificate does not have them (certificates.hostnames)")
 		}
 		if s.CA != nil {
 			by := "the CA above"

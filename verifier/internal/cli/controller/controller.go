@@ -36,15 +36,16 @@ func Command(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Run the controllers of a cluster",
-		Long: `Run what the verifier does to a cluster besides serving machines: approve
-certificate signing requests, make bootstrap credentials, renew certificates,
-rotate keys and tokens, keep the token in pointer configs, keep records in step
-with Machines, repair them after a restore of etcd, check that only the gate
-leads to the Machine Config Servers, and write conditions. It reads the same
-configuration file as "serve", with a section kubernetes, and runs with an
-account of its own. Several replicas may run; one leads. It listens only for
-health (/healthz, /readyz, in clear on the loopback) and for metrics (/metrics,
-over TLS; the API server decides who may read them).`,
+		Long: `Run the controllers of a cluster. They approve certificate signing requests, create
+bootstrap credentials, renew certificates, and rotate keys and tokens. They keep the
+provisioning token in pointer configs current, and records consistent with Machines,
+also after a restore of etcd. They check that the Machine Config Servers are reachable
+only through the gate, and write conditions.
+
+The command reads the same configuration file as "serve", with the section kubernetes,
+and uses a service account of its own. With several replicas, one leads. It listens
+only for health (/healthz and /readyz, in plain HTTP on the loopback) and for metrics
+(/metrics, over TLS; the API server decides who may read them).`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			logger, err := logs.Logger()
@@ -67,9 +68,9 @@ over TLS; the API server decides who may read them).`,
 	}
 	env.ConfigFlag(cmd, &configPath)
 	f := cmd.Flags()
-	f.StringVar(&healthAddr, "health-listen", HealthListen, "address of health, on the loopback")
-	f.StringVar(&metricsAddr, "metrics-listen", MetricsListen, "address of the metrics")
-	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: the configuration's)")
+	f.StringVar(&healthAddr, "health-listen", HealthListen, "address for health, on the loopback")
+	f.StringVar(&metricsAddr, "metrics-listen", MetricsListen, "address for metrics")
+	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: from the configuration)")
 	logs = env.LogFlags(f)
 	return cmd
 }
@@ -89,7 +90,7 @@ func New(
 ) (*backend.Parts, *controllers.Process, error) {
 	if c.Kubernetes == nil {
 		return nil, nil, hint.New(errors.New("the configuration has no section kubernetes"),
-			"without a cluster there is no controller; 'mcs-attest-verifier serve' does everything")
+			"without a cluster no controller is needed; run only 'mcs-attest-verifier serve'")
 	}
 	p := backend.NewParts(c, log, now, version)
 	k, err := controllers.New(p)

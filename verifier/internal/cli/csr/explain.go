@@ -25,8 +25,8 @@ import (
 func Command(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "csr",
-		Short: "The kubelets' certificate signing requests",
-		Long:  "The kubelets' certificate signing requests, and what the approver makes of them.",
+		Short: "Explain the kubelets' certificate signing requests",
+		Long:  "Explain the kubelets' certificate signing requests, and what the approver decides about them.",
 	}
 	cmd.AddCommand(explainCommand(e))
 	return cmd
@@ -38,20 +38,20 @@ func explainCommand(e *env.Env) *cobra.Command {
 	var files fileRequest
 	cmd := &cobra.Command{
 		Use:   "explain [NAME]",
-		Short: "What the approver would decide of a request, check by check",
-		Long: `What the approver would decide of a certificate signing request, check by check,
-and why. Nothing is changed.
+		Short: "Show what the approver would decide about a request, check by check",
+		Long: `Show what the approver would decide about a certificate signing request, check by
+check, and why. The command changes nothing.
 
-NAME is a request of the cluster. With --file everything comes from files, and no
-cluster is asked: the request itself, and the Machines, Nodes, MachineAttestations,
-ConfigMaps, Network and HostSubnets that matter, as 'oc get -o yaml' writes them.
-What is not in the files counts as not there. NAME is needed when they hold more
-than one request. Files may be old: it is decided as of the request's creation
-and one minute, or as of --at.
+NAME is a request in the cluster. With --file the command reads only files and contacts
+no cluster. The files contain the request, and the Machines, Nodes, MachineAttestations,
+ConfigMaps, Network and HostSubnets that matter, as 'oc get -o yaml' writes them. An
+object that is not in the files is treated as missing. NAME is required if the files
+contain more than one request. Files may be old: the decision is that of one minute
+after the request's creation, or of the time in --at.
 
 Exit status 0: it would be approved; 1: refused or denied; 2: wrong command line;
-3: it is not for this approver, or decided; 4: it could not be found out;
-5: tried again later.`,
+3: already decided, or not for this approver; 4: the decision could not be determined;
+5: the approver would try again later.`,
 		Example: e.Examples(`  PROGRAM csr explain csr-8vnps
   oc get csr/csr-8vnps -o yaml > csr.yaml
   oc get machines.machine.openshift.io,mcsa -A -o yaml > machines.yaml
@@ -72,13 +72,13 @@ Exit status 0: it would be approved; 1: refused or denied; 2: wrong command line
 	e.Where(cmd)
 	f := cmd.Flags()
 	output = env.OutputFlag(cmd)
-	f.StringArrayVarP(&files.paths, "file", "f", nil, "file of manifests; may be given several times; - is standard input")
+	f.StringArrayVarP(&files.paths, "file", "f", nil, "file of manifests (repeatable; - is standard input)")
 	f.StringVar(&files.certificate, "serving-certificate", "",
-		"with --file: PEM file with the certificate that the kubelet serves now")
+		"with --file: PEM file with the certificate that the kubelet presents now")
 	f.StringVar(&files.authority, "kubelet-ca", "",
 		"with --file: PEM file with the kubelets' authorities (default: the ConfigMap csr-controller-ca among the files)")
 	f.StringVar(&files.at, "at", "",
-		"with --file: as of when it is decided, such as 2026-11-21T10:02:00Z (default: one minute after the request's "+
+		"with --file: time of the decision, such as 2026-11-21T10:02:00Z (default: one minute after the request's "+
 			"creation)")
 	env.Choice(f, &attestation, "attestation", "", `"Required" or "Off": decide as if the configuration said so`,
 		string(config.AttestationRequired), string(config.AttestationOff), "")
@@ -100,10 +100,10 @@ func explainRequest(cmd *cobra.Command, e *env.Env, files fileRequest, attestati
 	ctx, cancel := context.WithTimeout(cmd.Context(), time.Minute)
 	defer cancel()
 	at := time.Now()
-	if w, ok := r.World.(*fileWorld); ok {
+	if w, ok := r.Cluster.(*fileCluster); ok {
 		at = w.at
 	}
-	x := explainedRequest{request: r, d: approver.Decide(ctx, approver.FromCSR(r.CSR), r.World, r.Rules, at)}
+	x := explainedRequest{request: r, d: approver.Decide(ctx, approver.FromCSR(r.CSR), r.Cluster, r.Rules, at)}
 	err = output.Print(cmd.OutOrStdout(), x.document(), []string{audit.Clean(r.CSR.Name)}, func(out io.Writer) error {
 		x.print(out)
 		return nil
@@ -117,15 +117,15 @@ func explainRequest(cmd *cobra.Command, e *env.Env, files fileRequest, attestati
 func requestFromCluster(ctx context.Context, e *env.Env, files fileRequest,
 	attestation config.Attestation) (*operator.Request, error) {
 	if files.certificate != "" || files.authority != "" {
-		return nil, env.Usagef("--serving-certificate and --kubelet-ca go with --file; in a cluster the kubelet itself " +
+		return nil, env.Usagef("--serving-certificate and --kubelet-ca require --file; in a cluster the kubelet itself " +
 			"is asked")
 	}
 	if files.at != "" {
-		return nil, env.Usagef("--at goes with --file; a cluster is as it is now")
+		return nil, env.Usagef("--at requires --file; in a cluster the decision is for now")
 	}
 	if files.name == "" {
-		return nil, env.Usage(hint.New(errors.New("no request is named"),
-			"'kubectl get csr' lists them; or give files with --file"))
+		return nil, env.Usage(hint.New(errors.New("no request was given"),
+			"run 'kubectl get csr' for a list, or add --file FILE"))
 	}
 	b, err := e.Open()
 	if err != nil {
@@ -134,7 +134,7 @@ func requestFromCluster(ctx context.Context, e *env.Env, files fileRequest,
 	k, ok := b.(*operator.Cluster)
 	if !ok {
 		return nil, hint.New(errors.New("a folder has no certificate signing requests"),
-			"add --kubeconfig FILE, or give files with --file")
+			"add --kubeconfig FILE or --file FILE")
 	}
 	return k.Request(ctx, files.name, attestation)
 }
@@ -147,8 +147,8 @@ type explainedRequest struct {
 
 // words for outcomes.
 var verdicts = map[approver.Outcome]string{
-	approver.Approve: "approved", approver.Refuse: "refused: it waits for a human", approver.Deny: "denied",
-	approver.Retry: "not now: it is tried again", approver.Ignore: "not ours: nothing is done with it",
+	approver.Approve: "approved", approver.Refuse: "refused: it waits for an administrator", approver.Deny: "denied",
+	approver.Retry: "not now: the approver tries again", approver.Ignore: "not for this approver: it does nothing with it",
 }
 
 func (e explainedRequest) print(out io.Writer) {
@@ -157,10 +157,10 @@ func (e explainedRequest) print(out io.Writer) {
 		audit.Clean(csr.Spec.Username))
 	fmt.Fprintf(out, "created %s\n", csr.CreationTimestamp.UTC().Format(time.RFC3339))
 	if !e.request.Running {
-		fmt.Fprintln(out, "no approver is configured here; this is what one would decide")
+		fmt.Fprintln(out, "no approver is configured; this is what it would decide")
 	}
 	if !e.request.Rules.Attestation {
-		fmt.Fprintln(out, "attestation is off: the stock approver's checks alone")
+		fmt.Fprintln(out, "attestation is off: only the stock approver's checks")
 	}
 	fmt.Fprintln(out)
 	marks := map[approver.Result]string{approver.Passed: "ok", approver.Failed: "NO", approver.Skipped: "--"}

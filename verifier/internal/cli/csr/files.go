@@ -137,8 +137,8 @@ func decode(o *unstructured.Unstructured, into runtime.Object) error {
 	return runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, into)
 }
 
-// fileWorld is a cluster as files have it, with what flags add.
-type fileWorld struct {
+// fileCluster is a cluster as files have it, with what flags add.
+type fileCluster struct {
 	*approval.Reader
 	objects                *fileObjects
 	at                     time.Time // of the decision
@@ -146,7 +146,7 @@ type fileWorld struct {
 }
 
 // MachineOf finds the Machine by its UID: records in files need no machineRef.
-func (w *fileWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+func (w *fileCluster) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
 	for _, kind := range fileKinds {
 		for _, o := range w.objects.objects[kind] {
 			if o.GetUID() == "" || string(o.GetUID()) != rec.Status.MachineUID {
@@ -161,7 +161,7 @@ func (w *fileWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestatio
 }
 
 // ServingCertificate is that of the flag.
-func (w *fileWorld) ServingCertificate(ctx context.Context, _ string) (*approver.Presented, error) {
+func (w *fileCluster) ServingCertificate(ctx context.Context, _ string) (*approver.Presented, error) {
 	if w.certificate == nil {
 		return nil, errors.New("none was given with --serving-certificate")
 	}

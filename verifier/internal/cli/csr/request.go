@@ -61,7 +61,7 @@ func requestFromFiles(ctx context.Context, e *env.Env, files fileRequest, attest
 			return nil, err
 		}
 	}
-	w := &fileWorld{objects: objects}
+	w := &fileCluster{objects: objects}
 	for path, into := range map[string]*[]byte{files.certificate: &w.certificate, files.authority: &w.authority} {
 		if path == "" {
 			continue
@@ -84,7 +84,7 @@ func requestFromFiles(ctx context.Context, e *env.Env, files fileRequest, attest
 		Client: objects, Config: *k.Approver, Rules: r.Rules, Namespaces: []string{"*"}, Machines: snapshot,
 		Records: snapshot, Waiting: snapshot.Waiting, Now: func() time.Time { return w.at },
 	})
-	r.World = w
+	r.Cluster = w
 	return r, nil
 }
 
@@ -94,7 +94,7 @@ func (f fileRequest) asOf(csr *certificatesv1.CertificateSigningRequest) (time.T
 	if f.at != "" {
 		at, err := time.Parse(time.RFC3339, f.at)
 		if err != nil {
-			return at, env.Usage(hint.New(fmt.Errorf("--at %q is not a time", f.at), "write it as 2026-11-21T10:02:00Z"))
+			return at, env.Usage(hint.New(fmt.Errorf("--at %q is not a time", f.at), "write it like 2026-11-21T10:02:00Z"))
 		}
 		return at, nil
 	}
@@ -114,14 +114,14 @@ func chosen(all []certificatesv1.CertificateSigningRequest,
 	}
 	switch {
 	case len(all) == 0:
-		return nil, hint.New(errors.New("the files hold no CertificateSigningRequest"),
+		return nil, hint.New(errors.New("the files contain no CertificateSigningRequest"),
 			"'oc get csr NAME -o yaml' writes one")
 	case name == "":
 		var names []string
 		for i := range all {
 			names = append(names, audit.Clean(all[i].Name))
 		}
-		return nil, fmt.Errorf("the files hold %d requests; name one of them: %s", len(all), strings.Join(names, ", "))
+		return nil, fmt.Errorf("the files contain %d requests; name one of them: %s", len(all), strings.Join(names, ", "))
 	}
-	return nil, fmt.Errorf("no request in the files is called %q", name)
+	return nil, fmt.Errorf("no request in the files has the name %q", name)
 }

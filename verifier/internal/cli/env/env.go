@@ -121,12 +121,12 @@ type Flags interface {
 
 // ClusterFlags adds the flags that lead to a cluster.
 func (e *Env) ClusterFlags(f Flags) {
-	usage := "work on the cluster of this kubeconfig, not on a folder"
+	usage := "use the cluster of this kubeconfig instead of a folder"
 	if e.Plugin {
 		usage = "kubeconfig file (default: $KUBECONFIG, ~/.kube/config)"
 	}
 	f.StringVar(&e.Kubeconfig, "kubeconfig", "", usage)
-	f.StringVar(&e.Context, "context", "", "context of the kubeconfig")
+	f.StringVar(&e.Context, "context", "", "context of the kubeconfig to use")
 	f.StringVarP(&e.Namespace, "namespace", "n", "",
 		"namespace of the Machines (default: openshift-machine-api and openshift-cluster-api, else all)")
 	f.StringVar(&e.Own, "verifier-namespace", "", `namespace of the verifier itself (default "mcs-attest")`)
@@ -189,7 +189,7 @@ func (e *Env) Open() (Backend, error) {
 func LoadConfig(path string) (*config.Config, error) {
 	if path == "" {
 		return nil, Usage(hint.New(errors.New("no configuration file given"),
-			"add --config DIR/mcs-attest.yaml; 'mcs-attest-verifier init DIR' makes one"))
+			"add --config DIR/mcs-attest.yaml; run 'mcs-attest-verifier init DIR' to create one"))
 	}
 	return config.Load(path)
 }

@@ -18,7 +18,7 @@ type Write struct {
 // WriteFlags adds --dry-run as kubectl has it, and -o.
 func WriteFlags(cmd *cobra.Command) *Write {
 	w := &Write{Output: OutputOf(cmd, "", YAML, JSON, Name)}
-	cmd.Flags().Lookup("output").Usage = `"yaml" or "json" prints the object, "name" where it is`
+	cmd.Flags().Lookup("output").Usage = `"yaml" or "json" prints the object, "name" prints its location`
 	w.DryRun = operator.DryRunNone
 	cmd.Flags().Var(&choice{
 		name: "dry-run", value: (*string)(&w.DryRun), listed: "none, client or server",

@@ -12,13 +12,13 @@ func approveCommand(e *env.Env) *cobra.Command {
 	var o enrollOptions
 	cmd := &cobra.Command{
 		Use:   "approve ID",
-		Short: "Let a machine in that waits: say whose its TPM is",
-		Long: `Let a machine in that waits for approval ('status' lists them by id). Its TPM is
-genuine; whose machine it is in, only you know: look at 'explain ID' first.
+		Short: "Admit a machine that waits for approval",
+		Long: `Admit a machine that waits for approval; 'status' lists the ids. Its TPM is genuine,
+but only you can tell which machine the TPM is in: run 'explain ID' first.
 
-It belongs to an existing Machine (--machine), or becomes one of a pool's where
-there are no Machines (--name, and --pool if it shall not be the one it asked for).
-The same as 'enroll --approve ID'.`,
+The TPM belongs to an existing Machine (--machine). Without Machine objects, give the
+machine a name with --name, and with --pool a pool other than the requested one. The
+command does the same as 'enroll --approve ID'.`,
 		Example: e.Examples(`  PROGRAM explain 3f2a9c01d4e5b6a7
   PROGRAM approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7
   PROGRAM approve 3f2a9c01d4e5b6a7 --name rack7-u12`),

@@ -85,7 +85,7 @@ func printUnenrolled(out io.Writer, e *env.Env, s *admin.State, all []audit.Deni
 	if len(all) == 0 {
 		return
 	}
-	fmt.Fprintln(out, "\nTo enroll a machine that asked, compare the EK with the one on its console, then:")
+	fmt.Fprintln(out, "\nTo enroll one of these machines, compare its EK with the one on its console, then run:")
 	for _, d := range all[:min(len(all), maxUnknown)] {
 		fmt.Fprintln(out, "  "+enrollLine(e, s, d))
 	}
@@ -109,7 +109,7 @@ func (x explained) denied(out io.Writer, d audit.Denial) {
 	}
 	again := "it may ask again"
 	if !d.Temporary {
-		again = "it does not ask again in this boot"
+		again = "it does not ask again during this boot"
 	}
 	line("call", d.Event+", "+d.Outcome+"; "+again)
 	line("EK", d.EKSHA256)
@@ -124,14 +124,14 @@ func (x explained) denied(out io.Writer, d audit.Denial) {
 		fmt.Fprintln(out, "\nhint:", code.Info().Hint)
 	}
 	if len(unenrolled(&admin.State{Time: d.Last, Denials: []audit.Denial{d}})) > 0 {
-		fmt.Fprintf(out, "\nTo enroll it, compare the EK with the one on its console, then:\n  %s\n",
+		fmt.Fprintf(out, "\nTo enroll it, compare the EK with the one on its console, then run:\n  %s\n",
 			enrollLine(x.env, x.state, d))
 	}
 }
 
 // notFound is the error for a name that nothing has.
 func (x explained) notFound(name string) error {
-	err := fmt.Errorf("no machine is called %q", name)
+	err := fmt.Errorf("no machine has the name %q", name)
 	var h *hint.Error
 	switch {
 	case x.denialsErr != nil:
@@ -141,11 +141,11 @@ func (x explained) notFound(name string) error {
 		}
 		return err
 	case !operator.IsHexID(name):
-		return hint.New(err, "'%s' lists all of them", x.env.Line("status", ""))
+		return hint.New(err, "run '%s' for a list", x.env.Line("status", ""))
 	case x.state.Cluster == "" && !x.state.Serving:
 		return hint.New(fmt.Errorf("no machine has the EK or the correlation id %q", name),
-			"no verifier serves this folder, and denials are in its memory only; its audit log has them, too")
+			"no verifier serves this folder, and denials are only in its memory; search its audit log instead")
 	}
 	return hint.New(fmt.Errorf("no machine and no recent denial has the EK or the correlation id %q", name),
-		"a verifier remembers the latest denials; its audit log has the older ones")
+		"a verifier stores only the latest denials; search its audit log for older ones")
 }

@@ -36,26 +36,27 @@ func enrollCommand(e *env.Env) *cobra.Command {
 	var o enrollOptions
 	cmd := &cobra.Command{
 		Use:   "enroll",
-		Short: "Say which machine a TPM is in",
-		Long: `Say which machine a TPM is in. The enrollment is a MachineAttestation: a file in
-the folder attestations/, or an object of the cluster. A serving verifier reads it
-by itself; of a folder, enroll waits until it has.
+		Short: "Record which machine a TPM is in",
+		Long: `Record which machine a TPM is in. The enrollment is a MachineAttestation: a file in
+the folder attestations/, or an object in the cluster. A running verifier reads it. For
+a folder, enroll waits until the verifier uses it.
 
-The TPM is named by what 'mcs-attest-agent identify' prints on the machine
-(--identity), by the hash of its EK (--ek-sha256), or by the id of a machine that
-waits for approval (--approve; 'status' lists them).
+Name the TPM by the output of 'mcs-attest-agent identify' on the machine (--identity),
+by the hash of its EK (--ek-sha256), or by the id of a machine that waits for approval
+(--approve; 'status' lists the ids).
 
-It belongs to an existing Machine (--machine NAMESPACE/NAME), or it stands in for
-one where there are no Machines (--pool POOL).
+The TPM belongs to an existing Machine (--machine NAMESPACE/NAME). Without Machine
+objects, the enrollment is a stand-in for one (--pool POOL).
 
-An EK of another machine is rejected, and so is a pool or a Machine that looks
-misspelled. --replace is for a replaced TPM: it also deletes the record of the former
-one. Of a Machine in a cluster the record goes with the Machine, and enroll says so.
+The command rejects an EK of another machine, and a pool or a Machine that looks
+misspelled. Use --replace for a replaced TPM: it also deletes the record of the former
+TPM. In a cluster the record of a Machine is deleted with the Machine, and the command
+prints how.
 
-Many machines at once: -f DIR with a file NAME.yaml of each machine's identity, or
--f FILE with a list, a machine and its EK in each line. With --pool each of them
-stands in for a Machine; without, each is the Machine of its name. All are checked
-before the first is written. Those that are enrolled already are left as they are.`,
+To enroll many machines, use -f DIR with a file NAME.yaml of each machine's identity, or
+-f FILE with a list that has a machine and its EK in each line. With --pool each of them
+is a stand-in; otherwise each belongs to the Machine of that name. The command checks
+all of them before it writes the first, and skips those that are already enrolled.`,
 		//nolint:lll // an example is one line
 		Example: e.Examples(`  mcs-attest-agent identify | ssh admin@cluster PROGRAM enroll --identity - --name rack7-u12 --pool worker
   PROGRAM enroll --ek-sha256 2c87d5a92a9a6ed68bf6b23b0d53cfeb74cef1d3c4d8284f2edc8a18ae8df7a0 --machine openshift-machine-api/worker-7
@@ -81,14 +82,14 @@ before the first is written. Those that are enrolled already are left as they ar
 
 func enrollmentFlags(cmd *cobra.Command, o *enrollOptions) {
 	f := cmd.Flags()
-	f.StringVar(&o.name, "name", "", "name of the enrollment (default: the Machine's)")
+	f.StringVar(&o.name, "name", "", "name of the enrollment (default: the name of the Machine)")
 	f.StringVar(&o.pool, "pool", "",
-		"pool, for a machine without a Machine object (default for one that waits: the one it asked for)")
+		"pool of a machine without a Machine object (default with --approve: the pool that it requested)")
 	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
 	o.write = env.WriteFlags(cmd)
 	f.BoolVar(&o.write.Replace, "replace", false,
-		"replace an enrollment of the same name; the record of a TPM that was replaced is deleted")
-	f.BoolVar(&o.force, "force", false, "write it although the pool or the Machine looks misspelled")
+		"replace an enrollment of the same name, and delete the record of the former TPM")
+	f.BoolVar(&o.force, "force", false, "enroll although the pool or the Machine looks misspelled")
 	o.wait = waitFlag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
 }
@@ -158,7 +159,7 @@ func checkEnrollments(cmd *cobra.Command, b env.Backend, o enrollOptions, all ..
 		pools, err = b.Pools(ctx)
 	}
 	if operator.Forbidden(err) {
-		cmd.PrintErrln("warning: whether another machine has this EK is not checked:", audit.Clean(err.Error()))
+		cmd.PrintErrln("warning: could not check whether another machine has this EK:", audit.Clean(err.Error()))
 		return nil
 	}
 	if err != nil {
@@ -207,7 +208,7 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 	m *v1alpha1.MachineAttestation) (operator.Written, error) {
 	if o.write.Replace && o.write.DryRun == operator.DryRunNone {
 		if _, err := b.ForgetFormer(ctx, m); err != nil {
-			return operator.Written{}, fmt.Errorf("nothing is written: %w", err)
+			return operator.Written{}, fmt.Errorf("nothing was written: %w", err)
 		}
 	}
 	return b.Enroll(ctx, m, o.write.Write)
@@ -224,7 +225,7 @@ func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1
 			continue
 		}
 		if _, err := b.ForgetFormer(cmd.Context(), m); err != nil {
-			return fmt.Errorf("the enrollment is written, and the record of the former TPM is not deleted: %w", err)
+			return fmt.Errorf("the enrollment was written, but the record of the former TPM was not deleted: %w", err)
 		}
 	}
 	return nil

@@ -56,7 +56,7 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 			return err
 		}
 	}
-	cmd.PrintErrf("%d machines enrolled, %d were enrolled already\n", len(written), len(all)-len(todo))
+	cmd.PrintErrf("%d machines enrolled, %d were already enrolled\n", len(written), len(all)-len(todo))
 	if o.write.DryRun != operator.DryRunNone {
 		return nil
 	}
@@ -90,14 +90,15 @@ func readMany(ctx context.Context, b env.Backend, namespace string, o enrollOpti
 	}
 	if len(named) == 0 {
 		return nil, hint.New(fmt.Errorf("%s names no machine", o.file),
-			"a folder has files NAME.yaml of 'mcs-attest-agent identify', a list has lines NAME EK-SHA256")
+			"give a folder of files NAME.yaml from 'mcs-attest-agent identify', or a list with lines NAME EK-SHA256")
 	}
 	var all []*v1alpha1.MachineAttestation
 	where := map[string]string{}
 	for _, n := range named {
 		for _, key := range append([]string{"the machine " + n.name}, n.eks...) {
 			if first, ok := where[key]; ok {
-				return nil, hint.New(fmt.Errorf("%s is in %s and in %s", key, first, n.from), "each machine has a TPM of its own")
+				return nil, hint.New(fmt.Errorf("%s is in %s and in %s", key, first, n.from),
+					"each machine has its own TPM; remove one of the two")
 			}
 			where[key] = n.from
 		}

@@ -27,15 +27,15 @@ import (
 func explainCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain MACHINE",
-		Short: "All that is known of one machine, and what to do about it",
-		Long: `All that is known of one machine: identity, evidence, history, conditions, failure
-report, in a cluster its Events; why it cannot attest now; and for a denial what it
-means and what to do. MACHINE is namespace/name, a name that is unique, a UID, or
-the id of a machine that waits for approval.
+		Short: "Show everything about one machine, and what to do if it cannot attest",
+		Long: `Show everything about one machine: its identity, evidence, history, conditions,
+failure report and, in a cluster, its Events. The command also prints why the machine
+cannot attest now, and for a denial what it means and what to do. MACHINE is
+namespace/name, a unique name, a UID, or the id of a machine that waits for approval.
 
-It may also be the hash of an EK, or a correlation id as the machine's console shows
-it. So a machine that is not enrolled can be explained, too: a verifier remembers
-the latest denials. In a cluster they are read from the verifiers' logs.`,
+For a machine that is not enrolled, MACHINE can be the hash of an EK, or a correlation
+id from the machine's console. A verifier stores the latest denials in memory. In a
+cluster the command reads them from the verifiers' logs.`,
 		Example: e.Examples(`  PROGRAM explain worker-7
   PROGRAM explain 3f2a9c01d4e5b6a7`),
 		Args:              cobra.ExactArgs(1),
@@ -138,8 +138,8 @@ func (e explained) pending(out io.Writer, p store.Pending) {
 	for _, k := range slices.Sorted(maps.Keys(p.Certificate)) {
 		fmt.Fprintf(out, "  %-12s %s\n", audit.Clean(k), audit.Clean(p.Certificate[k]))
 	}
-	fmt.Fprintf(out, "  it says      %s   (self-asserted)\n", audit.Clean(p.Claims))
-	fmt.Fprintf(out, "\nIts TPM is genuine; whose machine it is in, only you know. To let it in:\n"+
+	fmt.Fprintf(out, "  claims       %s   (self-asserted)\n", audit.Clean(p.Claims))
+	fmt.Fprintf(out, "\nIts TPM is genuine, but only you can tell which machine the TPM is in. To admit it:\n"+
 		"  %s enroll --approve %s --name NAME\n", e.env.Name, p.ID)
 }
 
@@ -152,7 +152,7 @@ func (e explained) whyNot(m admin.Machine) []string {
 		add("no verifier is available in this cluster")
 	}
 	if m.Quarantined {
-		add("it is quarantined; '%s quarantine %s --release' lets it go on", e.env.Name, m.Name)
+		add("it is quarantined; '%s quarantine %s --release' ends the quarantine", e.env.Name, m.Name)
 	}
 	if m.Deleting {
 		add("its %s is being deleted", m.Kind)
@@ -164,15 +164,15 @@ func (e explained) whyNot(m admin.Machine) []string {
 		if m.NodeRef != "" {
 			node = " as Node " + m.NodeRef
 		}
-		add("it has joined%s; '%s reattest %s' lets it be provisioned once more", node, e.env.Name, m.Name)
+		add("it has joined%s; '%s reattest %s' allows one more provisioning", node, e.env.Name, m.Name)
 	}
 	if len(m.EKSHA256) == 0 && m.ProviderID == "" &&
 		(m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
-		add("nothing says which machine it is: no EK is enrolled for it and it has no provider id; '%s enroll --machine "+
-			"%s' names its TPM", e.env.Name, m.Name)
+		add("nothing identifies it: no EK is enrolled for it, and it has no provider id; run '%s enroll --machine %s' "+
+			"to name its TPM", e.env.Name, m.Name)
 	}
 	if len(m.Pools) == 0 && m.Kind != "BreakGlass" {
-		add("it has no pool: neither its labels nor the annotation %s name one, as far as can be seen from here",
+		add("it has no pool that this command can read: neither its labels nor the annotation %s name one",
 			v1alpha1.AnnotationPool)
 	}
 	return why
@@ -222,8 +222,7 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	}
 	r := m.Record
 	if r == nil || r.Phase == "" && len(r.History) == 0 {
-		fmt.Fprintf(out, "\nIt has never been seen. If it is powered on, look at its console: the agent says there what "+
-			"it waits for.\n")
+		fmt.Fprintln(out, "\nThe verifier has never seen it. If it is powered on, its console shows what it waits for.")
 		return
 	}
 	line("phase", string(r.Phase))

@@ -13,13 +13,13 @@ func forgetCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forget MACHINE",
 		Short: "Delete the enrollments and the record of a machine",
-		Long: `Delete the enrollments and the record of a machine: one that is retired, or whose TPM
-moves to another machine. Afterwards its TPM attests no more, until it is enrolled
-again. What stays is printed, and why.
+		Long: `Delete the enrollments and the record of a machine that is retired, or whose TPM moves
+to another machine. Afterwards its TPM cannot attest until you enroll it again. The
+command prints what it does not delete, and why.
 
-A Machine stays, also its record in a cluster, which is deleted with the Machine. A
-machine that is quarantined is not forgotten: release it first. For a replaced TPM,
-'enroll --replace' is enough.`,
+It does not delete a Machine. In a cluster it also does not delete the record of a
+Machine, which is deleted with the Machine. It rejects a machine that is quarantined:
+release it first. For a replaced TPM, 'enroll --replace' is sufficient.`,
 		Example:           e.Examples(`  PROGRAM forget rack7-u12`),
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: e.MachineNames,
@@ -36,7 +36,7 @@ machine that is quarantined is not forgotten: release it first. For a replaced T
 				err = reportErr
 			}
 			if err == nil && len(done)+len(left) == 0 {
-				cmd.PrintErrln("nothing is recorded of", args[0])
+				cmd.PrintErrln("there is nothing to delete for", args[0])
 			}
 			return err
 		},

@@ -47,7 +47,7 @@ func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions,
 
 // parseIdentity returns the EKs in what "mcs-attest-agent identify" printed.
 func parseIdentity(name string, raw []byte) ([]string, error) {
-	const remedy = "it must be what 'mcs-attest-agent identify' prints"
+	const remedy = "it must be the output of 'mcs-attest-agent identify'"
 	var id identified
 	if err := yaml.Unmarshal(raw, &id); err != nil {
 		return nil, hint.New(fmt.Errorf("%s is not an identity: %w", name, err), remedy)

@@ -19,7 +19,7 @@ import (
 // waitFlag adds --wait.
 func waitFlag(cmd *cobra.Command) *time.Duration {
 	return cmd.Flags().Duration("wait", 15*time.Second,
-		"how long to wait until the verifier that serves the folder uses it; 0: do not wait")
+		"how long to wait until the verifier of the folder uses the change; 0: do not wait")
 }
 
 // waitInForce waits until the verifier that serves a folder has what was written about a machine. In a cluster it
@@ -43,13 +43,13 @@ func waitInForce(cmd *cobra.Command, b env.Backend, machine string, patience tim
 		return nil
 	case errors.Is(err, admin.ErrNotServing):
 		if last {
-			cmd.PrintErrln("no verifier is serving; it is in force when one does")
+			cmd.PrintErrln("no verifier is serving; the change takes effect when one starts")
 		}
 		return nil
 	}
 	for _, p := range problems {
 		cmd.PrintErrln("problem:", audit.Clean(p))
 	}
-	return hint.New(fmt.Errorf("the verifier does not use what was written about %s yet, after %v", machine, patience),
-		"it is written; 'status' shows when it is in force, and what is wrong with it")
+	return hint.New(fmt.Errorf("the verifier does not use the change of %s yet, after %v", machine, patience),
+		"the change was written; 'status' shows whether it is in force, and its errors")
 }

@@ -160,7 +160,7 @@ func (p *progress) lines() []string {
 	for _, group := range []struct {
 		title string
 		lines []progressLine
-	}{{"needs somebody:", p.Attention}, {"latest:", p.Latest}} {
+	}{{"needs an administrator:", p.Attention}, {"latest:", p.Latest}} {
 		if len(group.lines) == 0 {
 			continue
 		}

@@ -158,7 +158,7 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 		"one that waits": waits.String(), "one that is not enrolled": unknown.String(),
 		"progress": strings.Join(newProgress(s).lines(), "\n")} {
 		if !strings.Contains(text, "owned") && name != "progress" {
-			t.Errorf("%s: the text is not there at all:\n%s", name, text)
+			t.Errorf("%s: the text is missing:\n%s", name, text)
 		}
 		for _, r := range text {
 			if r != '\n' && !unicode.IsPrint(r) {
@@ -206,7 +206,7 @@ func TestAWatchOutlivesAnAPIThatIsAwayForAMoment(t *testing.T) {
 		t.Errorf("%d looks", got)
 	}
 	if !strings.Contains(errOut.String(), "error: the API server does not answer") {
-		t.Errorf("not told: %s", errOut.String())
+		t.Errorf("not reported: %s", errOut.String())
 	}
 	// The first look tells whether it can work at all.
 	broken := looks{state: func() (*admin.State, error) { return nil, errors.New("forbidden") }}

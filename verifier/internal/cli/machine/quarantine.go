@@ -18,14 +18,14 @@ func quarantineCommand(e *env.Env) *cobra.Command {
 	var wait *time.Duration
 	cmd := &cobra.Command{
 		Use:   "quarantine MACHINE",
-		Short: "Stop a machine: it neither attests nor redeems a token",
-		Long: `Stop a machine. From then on it neither attests nor redeems a token; the answer is
-503, so a machine that is booting waits. Its own bootstrap credential is revoked,
-and its certificate signing requests wait. It takes nothing else away that the
-machine has already: a config that was fetched, a certificate that was issued.
+		Short: "Deny a machine attestation and the use of its token",
+		Long: `Deny a machine attestation and the use of its token. The answer is HTTP status 503, so
+a machine that is booting waits. The verifier revokes the machine's own bootstrap
+credential, and its certificate signing requests wait. The machine keeps what it
+already has: the config that it fetched, and the certificate that was issued to it.
 
-With --release it goes on. Of a folder, quarantine waits until a serving verifier
-has read it.`,
+--release ends the quarantine. For a folder, the command waits until a running verifier
+has read the change.`,
 		Example: e.Examples(`  PROGRAM quarantine worker-7
   PROGRAM quarantine worker-7 --release`),
 		Args:              cobra.ExactArgs(1),
@@ -52,7 +52,7 @@ has read it.`,
 		},
 	}
 	e.Where(cmd)
-	cmd.Flags().BoolVar(&release, "release", false, "let it go on")
+	cmd.Flags().BoolVar(&release, "release", false, "end the quarantine")
 	wait = waitFlag(cmd)
 	w = env.WriteFlags(cmd)
 	return cmd

@@ -22,13 +22,13 @@ func reattestCommand(e *env.Env) *cobra.Command {
 	var wait *time.Duration
 	cmd := &cobra.Command{
 		Use:   "reattest MACHINE",
-		Short: "Let a machine that has joined be provisioned once more",
-		Long: `Let a machine that has joined be provisioned once more, with the identity that is
-recorded. The grant ends after --for, at most 24 hours from now, and is used up by
-one provisioning (three attestations: two first boots and a retry).
+		Short: "Allow a machine that has joined to be provisioned once more",
+		Long: `Allow a machine that has joined to be provisioned once more, with the identity in its
+record. The grant ends after --for, at most 24 hours from now. It is used up by one
+provisioning, which is three attestations: two first boots and a retry.
 
-With --revoke the grant is taken back. Of a folder, reattest waits until a serving
-verifier has read it.`,
+--revoke revokes the grant. For a folder, the command waits until a running verifier
+has read the change.`,
 		Example: e.Examples(`  PROGRAM reattest worker-7 --for 2h
   PROGRAM reattest worker-7 --revoke`),
 		Args:              cobra.ExactArgs(1),
@@ -40,7 +40,7 @@ verifier has read it.`,
 			case until != "":
 				var err error
 				if end, err = time.Parse(time.RFC3339, until); err != nil {
-					return env.Usage(hint.New(fmt.Errorf("--until %q is not a time", until), "write for example %s",
+					return env.Usage(hint.New(fmt.Errorf("--until %q is not a time", until), "write it like %s",
 						time.Now().Add(2*time.Hour).UTC().Format(time.RFC3339)))
 				}
 			default:
@@ -75,8 +75,8 @@ verifier has read it.`,
 	e.Where(cmd)
 	f := cmd.Flags()
 	f.DurationVar(&lasts, "for", time.Hour, "how long the grant lasts, at most 24h")
-	f.StringVar(&until, "until", "", "when it ends, as RFC 3339 has times")
-	f.BoolVar(&revoke, "revoke", false, "take the grant back")
+	f.StringVar(&until, "until", "", "time at which the grant ends, in RFC 3339")
+	f.BoolVar(&revoke, "revoke", false, "revoke the grant")
 	cmd.MarkFlagsMutuallyExclusive("for", "until", "revoke")
 	wait = waitFlag(cmd)
 	w = env.WriteFlags(cmd)

@@ -26,18 +26,19 @@ func statusCommand(e *env.Env) *cobra.Command {
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Every machine, its phase, what it reached when, and why not",
-		Long: `Every machine, its phase, when it attested, fetched its config and joined in this
-boot (UTC; of an earlier day, the day), and why not. Machines that wait for approval
-come below, then those that asked and are not enrolled, with the command that enrolls
-them, and then what is wrong with files or objects. -o wide has whole times, since
-when the phase is, and the Node.
+		Short: "List every machine with its phase, times, and the reason of a denial",
+		Long: `List every machine with its phase, the times at which it attested, fetched its config
+and joined in this boot, and the reason if it did not. Times are in UTC; a time of an
+earlier day is shown as the day. Below are the machines that wait for approval, the
+machines that asked and are not enrolled with the command that enrolls them, and the
+errors in files or objects. -o wide adds full times, the start of the phase, and the
+Node.
 
-Of a folder, it asks the serving verifier and without one reads the files and the
-records; of a cluster, it reads the objects.
+For a folder, the command asks the running verifier; if none runs, it reads the files
+and the records. For a cluster, it reads the objects.
 
-With --watch it shows how far a scale-up has come: how many machines are in each
-phase, and those that need somebody first. With -o json each look is one line.`,
+--watch shows the progress of a scale-up: the number of machines in each phase, and
+first the machines that need an administrator. With -o json each update is one line.`,
 		Example: e.Examples(`  PROGRAM status
   PROGRAM status -o wide
   PROGRAM status --watch
@@ -47,9 +48,9 @@ phase, and those that need somebody first. With -o json each look is one line.`,
 	e.Where(cmd)
 	output := env.OutputFlag(cmd, "wide")
 	f := cmd.Flags()
-	f.BoolVarP(&e.Everywhere, "all-namespaces", "A", false, "the Machines of every namespace")
-	f.BoolVarP(&watch, "watch", "w", false, "show how far a scale-up has come, again and again")
-	f.DurationVar(&interval, "interval", 2*time.Second, "time between two looks of --watch")
+	f.BoolVarP(&e.Everywhere, "all-namespaces", "A", false, "list the Machines of every namespace")
+	f.BoolVarP(&watch, "watch", "w", false, "show the progress of a scale-up until interrupted")
+	f.DurationVar(&interval, "interval", 2*time.Second, "time between two updates of --watch")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if watch && (output.Is("wide") || output.Is(env.Name)) {
 			return env.Usagef(`output of --watch: must be "table" or "json" or "yaml"`)
@@ -130,7 +131,7 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
 	}
 	if len(s.Machines)+len(s.Pending)+len(unknown) == 0 {
-		fmt.Fprintln(out, "(no Machine, no enrollment, and nobody waits)")
+		fmt.Fprintln(out, "(no Machines, no enrollments, and no machine waits)")
 	}
 	printUnenrolled(out, e, s, unknown)
 	for _, p := range s.Problems {
@@ -139,12 +140,12 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 	return nil
 }
 
-// health is what is to be said of the verifier itself; nothing while it is well.
+// health returns the verifier's own problems. It is empty if there are none.
 func health(s *admin.State) []string {
 	switch {
 	case s.Serving || s.Cluster == "" && len(s.Conditions) > 0:
 	case s.Cluster == "":
-		return []string{"(no verifier is serving; this is what the folder and the records say)"}
+		return []string{"(no verifier is serving; this is the state of the folder and the records)"}
 	case len(s.Conditions) == 0:
 		return []string{"(no verifier has reported in this cluster yet)"}
 	}
@@ -152,19 +153,20 @@ func health(s *admin.State) []string {
 	for _, c := range s.Conditions {
 		switch {
 		case c.Type == "Available" && c.Status != metav1.ConditionTrue:
-			lines = append(lines, "(the verifier is not available: "+said(c)+")")
+			lines = append(lines, "(the verifier is not available: "+conditionText(c)+")")
 		case c.Type == "Degraded" && c.Status == metav1.ConditionTrue:
-			lines = append(lines, "(the verifier is degraded: "+said(c)+")")
+			lines = append(lines, "(the verifier is degraded: "+conditionText(c)+")")
 		case c.Type == v1alpha1.ConditionDoorOpen && c.Status == metav1.ConditionTrue:
-			lines = append(lines, "(the Machine Config Server answers without the gate: "+said(c)+")")
+			lines = append(lines, "(the Machine Config Server answers without the gate: "+conditionText(c)+")")
 		case c.Type == v1alpha1.ConditionDoorOpen && c.Status == metav1.ConditionUnknown:
-			lines = append(lines, "(whether the Machine Config Server answers without the gate is unknown: "+said(c)+")")
+			lines = append(lines, "(it is unknown whether the Machine Config Server answers without the gate: "+
+				conditionText(c)+")")
 		}
 	}
 	return lines
 }
 
-func said(c metav1.Condition) string {
+func conditionText(c metav1.Condition) string {
 	return audit.Clean(strings.Trim(c.Reason+": "+c.Message, ": "))
 }
 

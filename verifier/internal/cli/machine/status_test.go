@@ -48,14 +48,14 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 			"demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
 		{"joined without a certificate that was approved here", func(m *admin.Machine) { m.Record.Certificate = nil },
 			"demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
-		{"a join of which the time is not known any more", func(m *admin.Machine) {
+		{"a join whose time is no longer recorded", func(m *admin.Machine) {
 			m.Record.Certificate, m.Record.History = nil, m.Record.History[:2]
 		}, "demo/worker-0 worker Joined 11:59:20 11:59:22 yes"},
 		{"attested and fetched", func(m *admin.Machine) {
 			m.NodeRef, m.Record.Phase, m.Record.Certificate, m.Record.History = "", v1alpha1.PhaseFetched, nil,
 				m.Record.History[:2]
 		}, "demo/worker-0 worker Fetched 11:59:20 11:59:22 -"},
-		{"installed anew: what was before counts no more", func(m *admin.Machine) {
+		{"reinstalled: events before the last attestation do not count", func(m *admin.Machine) {
 			again := metav1.NewTime(now.Add(-time.Second))
 			m.NodeRef, m.Record.Phase, m.Record.Certificate, m.Record.LastAttested = "", v1alpha1.PhaseAttested, nil, &again
 		}, "demo/worker-0 worker Attested 11:59:59 - -"},

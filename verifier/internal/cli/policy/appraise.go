@@ -31,15 +31,15 @@ func appraiseCommand() *cobra.Command {
 	var configPath string
 	cmd := &cobra.Command{
 		Use:   "appraise FILE",
-		Short: "Run the whole appraisal again on saved evidence, offline",
-		Long: `Run the whole appraisal again on saved evidence, with today's policy, Machines,
-anchors and reference values of the folder. Evidence is saved when keepEvidence
-is set in the configuration; it lies in state/evidence. Nothing is recorded and
-no token is made. A cloud's API is not asked: what it answered at the time is
-saved, too. Keys of Google are fetched, unless google-keys has them.
+		Short: "Repeat the appraisal of saved evidence, offline",
+		Long: `Repeat the appraisal of saved evidence with the current policy, Machines, anchors and
+reference values of the folder. If the configuration sets keepEvidence, the verifier
+saves evidence in state/evidence. The command records nothing and creates no token. It
+does not call a cloud's API, because the API's answers are saved with the evidence. It
+fetches Google's keys unless google-keys has them.
 
-Exit status 0: accepted; 1: refused, or a failure; 2: wrong command line;
-5: refused for now.`,
+Exit status 0: accepted; 1: denied, or a failure; 2: wrong command line; 5: denied for
+now.`,
 		Args: cobra.ExactArgs(1),
 	}
 	env.ConfigFlag(cmd, &configPath)
@@ -126,6 +126,6 @@ func appraisalFailed(err error) error {
 	if i.Temporary {
 		code = env.ExitLater
 	}
-	text := fmt.Sprintf("refused: %s: %s", i.Name, strings.TrimPrefix(d.Error(), i.Name+": "))
+	text := fmt.Sprintf("denied: %s: %s", i.Name, strings.TrimPrefix(d.Error(), i.Name+": "))
 	return &env.ExitError{Err: hint.New(errors.New(text), "%s", i.Hint), Code: code}
 }

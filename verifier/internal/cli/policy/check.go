@@ -14,7 +14,7 @@ import (
 )
 
 func checkCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "policy", Short: "What machines must prove"}
+	cmd := &cobra.Command{Use: "policy", Short: "Check what machines must prove"}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check AttestationPolicies before they are used",
@@ -23,8 +23,8 @@ files as one set, as if they were together in a folder or a cluster. Two policie
 for one pool are therefore an error, also in different files: check files that are
 alternatives to each other one at a time.
 
-It prints the file, the line, what is wrong and what is right. The exit status is 1
-if a policy cannot be used.`,
+For each error it prints the file, the line, and a hint. The exit status is 1 if a
+policy cannot be used.`,
 		Example: `  mcs-attest-verifier policy check policies/*.yaml`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -41,9 +41,9 @@ if a policy cannot be used.`,
 				cmd.Println(p.Error())
 			}
 			if manifest.Failed(problems) {
-				return errors.New("the policies cannot be used as they are")
+				return errors.New("the policies have errors")
 			}
-			cmd.Printf("%d file(s) are fine\n", len(files))
+			cmd.Printf("%d file(s) without errors\n", len(files))
 			return nil
 		},
 	})

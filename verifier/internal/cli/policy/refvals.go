@@ -17,15 +17,15 @@ func refvalsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "refvals --uki FILE --name NAME",
 		Short: "Compute reference values from an OS image",
-		Long: `Compute reference values from a unified kernel image: what systemd-stub will
-measure of it into PCR 11, and its Authenticode digest. Put the output into
-reference-values/; a policy with the profile secure-boot then accepts this image
-and no other. Images that boot with GRUB need none for secure-boot: there PCR 11
-stays zero.`,
+		Long: `Compute reference values from a unified kernel image: the values that systemd-stub
+measures into PCR 11, and the image's Authenticode digest. Put the output into
+reference-values/. A policy with the profile secure-boot and these reference values
+accepts only this image. Images that boot with GRUB need no reference values for
+secure-boot, because their PCR 11 stays zero.`,
 		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml`,
 		Args:    cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&uki, "uki", "", "the unified kernel image")
+	cmd.Flags().StringVar(&uki, "uki", "", "unified kernel image to read")
 	cmd.Flags().StringVar(&name, "name", "", "name of the document, by which a policy can select it")
 	for _, f := range []string{"uki", "name"} {
 		if err := cmd.MarkFlagRequired(f); err != nil {

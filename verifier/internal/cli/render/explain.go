@@ -35,7 +35,7 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 		if r.output == env.Table {
 			fmt.Fprint(out, notChosen(in))
 		}
-		return hint.New(renderFailed(err), "a pool chooses by its spec.machineConfigSelector, mostly by the label %s",
+		return hint.New(renderFailed(err), "a pool selects by its spec.machineConfigSelector, usually by the label %s",
 			render.LabelRole)
 	}
 	whole, err := render.Full(r.pool, in)
@@ -86,7 +86,7 @@ func (e *explanation) print(out io.Writer, preApproved bool) error {
 			fmt.Fprintf(out, "  %s is not in the pre-approved part: %s\n", m.MachineConfig, m.Why)
 		}
 		for _, s := range m.Secrets {
-			fmt.Fprintf(out, "    holds %s: %s\n", s.What, s.Where)
+			fmt.Fprintf(out, "    contains %s: %s\n", s.What, s.Where)
 		}
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -111,7 +111,7 @@ func (e *explanation) print(out io.Writer, preApproved bool) error {
 		table("The whole config:", e.Whole, false)
 	}
 	table("The pre-approved part:", e.PreApproved, true)
-	table("Left out of it:", e.Left, true)
+	table("Not in the pre-approved part:", e.Left, true)
 	if e.PreApprovedError != "" && !preApproved {
 		fmt.Fprintf(w, "\nNo pre-approved part: %s\n", e.PreApprovedError)
 	}

@@ -37,22 +37,22 @@ func Command() *cobra.Command {
 	var r renderRequest
 	cmd := &cobra.Command{
 		Use:   "render POOL --file DIR|FILE...",
-		Short: "Render a MachineConfigPool, and say where each part of it comes from",
+		Short: "Render a MachineConfigPool, and show where each part of it comes from",
 		Long: `Render a MachineConfigPool from its MachineConfigs as the machine-config-operator
-does, and print the rendered MachineConfig: the whole one, or with --pre-approved
-the part that anyone may have. Nothing is changed, and no cluster is asked.
+does, and print the rendered MachineConfig. With --pre-approved print only the part
+that every caller may receive. The command changes nothing and contacts no cluster.
 
---file is a manifest, a folder of them (*.yaml, *.yml, *.json), or - for standard
-input: MachineConfigs, MachineConfigPools, the ControllerConfig and the
-OSImageStream, as 'oc get -o yaml' writes them. Without --file they are the folder
+--file is a manifest, a folder of manifests (*.yaml, *.yml, *.json), or - for standard
+input: MachineConfigs, MachineConfigPools, the ControllerConfig and the OSImageStream,
+as 'oc get -o yaml' writes them. Without --file the command reads the folder
 machineconfigs in the data folder of --config.
 
---explain prints, instead of the config, which MachineConfigs there are in the
-order of the merge, whether each is in the pre-approved part and why, and for each
-file, unit and setting which of them it comes from. It does so as far as it gets
-where the pool does not render.
+--explain prints an explanation instead of the config. It lists the MachineConfigs in
+the order of the merge, whether each is in the pre-approved part and why, and for each
+file, unit and setting the MachineConfig that it comes from. If the pool does not
+render, the explanation is as complete as possible.
 
-Exit status 1: the pool, or its pre-approved part, does not render.`,
+The exit status is 1 if the pool or its pre-approved part does not render.`,
 		Example: `  oc get machineconfigs -l machineconfiguration.openshift.io/role -o yaml > configs.yaml
   oc get machineconfigpools,controllerconfigs -o yaml > pools.yaml
   mcs-attest-verifier render worker -f configs.yaml -f pools.yaml --explain
@@ -65,12 +65,12 @@ Exit status 1: the pool, or its pre-approved part, does not render.`,
 	}
 	env.ConfigFlag(cmd, &r.config)
 	f := cmd.Flags()
-	f.StringArrayVarP(&r.files, "file", "f", nil, "manifests; may be given several times; - is standard input")
-	f.BoolVar(&r.preApproved, "pre-approved", false, "the part that anyone may have before a node is approved")
+	f.StringArrayVarP(&r.files, "file", "f", nil, "manifests (repeatable; - is standard input)")
+	f.BoolVar(&r.preApproved, "pre-approved", false, "print only the part that every caller may receive")
 	f.StringArrayVar(&r.allow, "allow", nil,
-		"path of a file that may hold a secret in the pre-approved part (default: render.preApprovedAllows of --config)")
+		"path of a file that may contain a secret in the pre-approved part (default: render.preApprovedAllows of --config)")
 	f.BoolVar(&r.explain, "explain", false,
-		"say where each part comes from, and why it is in the pre-approved part or not")
+		"show where each part comes from, and why it is in the pre-approved part or not")
 	f.StringVarP(&r.output, "output", "o", "",
 		`"yaml" (default), "json", "ignition" or "name"; with --explain "table" (default, formerly "text"), "json", "yaml" or "name"`)
 	return cmd
@@ -170,13 +170,13 @@ func (r *renderRequest) input(cmd *cobra.Command) (render.Input, render.Options,
 	return in, options, nil
 }
 
-var errManifests = errors.New("the manifests cannot be used as they are")
+var errManifests = errors.New("the manifests have errors")
 
 // notChosen are the MachineConfigs that no selector was found to choose, with the labels
 // that selectors ask for.
 func notChosen(in render.Input) string {
 	if len(in.Configs) == 0 {
-		return "there are no MachineConfigs that could be read\n"
+		return "no MachineConfig could be read\n"
 	}
 	var b strings.Builder
 	fmt.Fprintln(&b, "MachineConfigs, and their role labels:")
@@ -223,9 +223,9 @@ func renderFailed(err error) error {
 		for _, s := range e.Secrets {
 			fmt.Fprintf(&b, "\n  %s: %s of MachineConfig %s", s.What, s.Where, s.MachineConfig)
 		}
-		return hint.New(fmt.Errorf("the pre-approved part of MachineConfigPool %s is refused: anyone would have%s",
+		return hint.New(fmt.Errorf("the pre-approved part of MachineConfigPool %s is refused: every caller would receive%s",
 			e.Pool, b.String()),
-			"take it out, or take the annotation %s off; a file that everyone may have goes on the list "+
+			"remove it, or remove the annotation %s; add a file that every caller may receive to the list "+
 				"render.preApprovedAllows", render.AnnotationNeeded)
 	}
 	text := strings.TrimPrefix(err.Error(), reason.ConfigUnavailable.String()+": ")

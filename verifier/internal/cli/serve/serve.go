@@ -44,11 +44,11 @@ func Command(e *env.Env) *cobra.Command {
 		Use:   "serve",
 		Short: "Serve attestation and the gate",
 		Long: `Serve the attestation API and the gate on one TLS listener, metrics (/metrics) on
-another, and health (/healthz, /readyz) in clear on the loopback. In a cluster the
-API server decides who may read the metrics. Folder, certificates and keys are
-read again when they change; a change that is broken keeps the last good state
-and is reported. SIGTERM lets requests under way finish. In a cluster "controller"
-runs beside it and does everything else that a cluster needs.`,
+another, and health (/healthz and /readyz) in plain HTTP on the loopback. In a cluster
+the API server decides who may read the metrics. The verifier reads the folder,
+certificates and keys again when they change. If a change is invalid, it reports the
+error and keeps the last good state. On SIGTERM it completes the current requests. In
+a cluster, also run "controller", which does everything else.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			logger, err := logs.Logger()
@@ -94,12 +94,12 @@ runs beside it and does everything else that a cluster needs.`,
 	env.ConfigFlag(cmd, &configPath)
 	f := cmd.Flags()
 	f.StringVar(&listenAddr, "listen", "",
-		"address of the gate and the attestation API (default: the configuration's, else :22623)")
+		"address for the gate and the attestation API (default: from the configuration, else :22623)")
 	f.StringVar(&healthAddr, "health-listen", "",
-		"address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
+		"address for health, on the loopback (default: from the configuration, else 127.0.0.1:22681)")
 	f.StringVar(&metricsAddr, "metrics-listen", "",
-		"address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
-	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: the configuration's)")
+		"address for metrics (default: from the configuration, else 127.0.0.1:9622)")
+	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: from the configuration)")
 	logs = env.LogFlags(f)
 	return cmd
 }

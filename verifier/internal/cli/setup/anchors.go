@@ -23,15 +23,17 @@ import (
 func anchorsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "anchors",
-		Short: "What vouches for the clouds' documents and for certified AKs",
-		Long: `What vouches for the clouds' documents and for certified AKs. This version comes
-with anchors; what a folder (or a ConfigMap) of the same name does to them:
+		Short: "List and export the trust anchors for clouds' documents and certified AKs",
+		Long: `List and export the trust anchors for clouds' documents and for certified AKs. This
+version has built-in anchors. A folder (or a ConfigMap) with one of these names changes
+them:
 
-  ak-roots          authorities that certify AKs; in place of all that is built in
-  azure-roots       authorities behind Azure's attested documents; the same
-  aws-certificates  AWS's certificates, each after a line "# region: NAME"; one
-                    region at a time is replaced or added
-  google-keys       a JWK set, beside the keys that are fetched`,
+  ak-roots          authorities that certify AKs; replaces all built-in ones
+  azure-roots       authorities of Azure's attested documents; replaces all built-in
+                    ones
+  aws-certificates  AWS's certificates, each after a line "# region: NAME"; replaces or
+                    adds the certificate of each region in it
+  google-keys       a JWK set, in addition to the keys that the verifier fetches`,
 	}
 	cmd.AddCommand(anchorsListCommand(), anchorsExportCommand())
 	return cmd
@@ -44,11 +46,11 @@ func anchorsListCommand() *cobra.Command {
 	var configPath string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the anchors in force: those of this version, or of a verifier's folder",
+		Short: "List the anchors in force, of this version or of a verifier's folder",
 		Args:  cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&configPath, "config", "",
-		"the verifier's configuration; without it the anchors of this version are listed")
+		"the verifier's configuration (default: list the anchors of this version)")
 	output := env.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t, problems, err := anchorsOf(configPath)
@@ -84,7 +86,7 @@ func anchorsOf(configPath string) (*trust.Trust, []manifest.Problem, error) {
 	}
 	if c.Kubernetes != nil {
 		return nil, nil, hint.New(errors.New("this is the configuration of a cluster, whose anchors are in ConfigMaps"),
-			"oc get configmap -n %s -l mcs-attest.dev/content; without --config this lists what is built in",
+			"run 'oc get configmap -n %s -l mcs-attest.dev/content', or omit --config to list the built-in anchors",
 			c.Kubernetes.Namespace)
 	}
 	s, err := folder.Load(c.Data)
@@ -118,13 +120,13 @@ func unusableAnchors(problems []manifest.Problem) error {
 	if !manifest.Failed(problems) {
 		return nil
 	}
-	return errors.New("some anchors cannot be used as they stand; what is listed is in force")
+	return errors.New("some anchors cannot be used; the listed ones are in force")
 }
 
 func anchorsExportCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "export ak-roots|azure-roots|aws-certificates",
-		Short: "Print the anchors of this version, to be changed and put into the folder",
+		Short: "Print the anchors of this version, as a start for your own files",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return env.Usagef("name one of ak-roots, azure-roots and aws-certificates")

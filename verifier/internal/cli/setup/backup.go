@@ -26,13 +26,13 @@ func backupCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
-		Short: "Copy the records of a folder, also while its verifier serves",
-		Long: `Copy the record database of a folder to FILE, as it is at one moment. The verifier
-may serve meanwhile. The copy is checked before FILE has its name.
+		Short: "Back up the records of a folder, even while its verifier serves",
+		Long: `Write a consistent copy of a folder's record database to FILE. The verifier may serve
+at the same time. The command checks the copy before it renames it to FILE.
 
-FILE holds no key and no token, but names, addresses and the identities of machines.
-The rest of the folder is files of your own; docs/operating.md lists what to copy.
-In a cluster the records are objects of the API: back up etcd.`,
+FILE contains no key and no token, but names, addresses and the identities of machines.
+It contains only the records; docs/operating.md lists the other files to copy. In a
+cluster the records are objects of the API: back up etcd.`,
 		Example: `  mcs-attest-verifier backup --config /var/lib/mcs-attest/mcs-attest.yaml /backup/records.db`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -95,7 +95,7 @@ func copyRecords(ctx context.Context, c *config.Config, to io.Writer) error {
 	}
 	records, err := store.OpenReadOnly(c.Path("state", "records.db"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return hint.New(errors.New("there are no records yet"), "the verifier makes them when it serves for the first time")
+		return hint.New(errors.New("there are no records yet"), "the verifier creates them when it first serves")
 	}
 	if err != nil {
 		return standalone.RecordsHint(err, c)

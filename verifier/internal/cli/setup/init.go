@@ -43,16 +43,16 @@ func initCommand() *cobra.Command {
 	var o InitOptions
 	cmd := &cobra.Command{
 		Use:   "init DIR --origin https://HOST:PORT",
-		Short: "Make a working folder: CA, certificate, keys, policy, pointer configs",
-		Long: `Make a working folder for a standalone verifier. Afterwards
+		Short: "Create a working folder: CA, certificate, keys, policy, pointer configs",
+		Long: `Create a working folder for a standalone verifier. Then start the verifier:
 
     mcs-attest-verifier serve --config DIR/mcs-attest.yaml
 
-serves. Give the file DIR/pointers/POOL.ign to the machines as their user-data,
-put the full config into DIR/configs/POOL.ign, and enroll them.
+Give the file DIR/pointers/POOL.ign to the machines as their user-data, put the full
+config into DIR/configs/POOL.ign, and enroll the machines.
 
-Nothing that exists is overwritten: init can be run again, for example to add a
-pool. Certificates and keys of an existing folder are kept.`,
+The command overwrites nothing. You can run it again, for example to add a pool: it
+keeps the certificates and keys of an existing folder.`,
 		Example: `  mcs-attest-verifier init /var/lib/mcs-attest --origin https://api-int.example.com:22623 --pool worker --pool master`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,8 +61,8 @@ pool. Certificates and keys of an existing folder are kept.`,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&o.Origins, "origin", nil,
-		"https://host:port under which the machines reach the verifier (repeatable)")
-	f.StringSliceVar(&o.Pools, "pool", []string{"worker"}, "pool to make a pointer and a sample config for (repeatable)")
+		"https://host:port at which the machines reach the verifier (repeatable)")
+	f.StringSliceVar(&o.Pools, "pool", []string{"worker"}, "pool to create a pointer and a sample config for (repeatable)")
 	f.StringVar(&o.Listen, "listen", "", `address to serve on (default ":22623")`)
 	f.StringVar(&o.HealthListen, "health-listen", "", `address for health, on the loopback (default "127.0.0.1:22681")`)
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", `address for metrics (default "127.0.0.1:9622")`)
@@ -79,7 +79,7 @@ var folders = []string{"tls", "keys", "machines", "attestations", "policies", "r
 func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	if len(o.Origins) == 0 {
 		return env.Usage(hint.New(errors.New("no origin given"),
-			"add --origin https://HOST:PORT, as the machines will reach this verifier"))
+			"add --origin https://HOST:PORT, at which the machines reach this verifier"))
 	}
 	hosts, err := o.check(dir)
 	if err != nil {
@@ -145,8 +145,8 @@ func checkPort(origin, listen string) error {
 	if err != nil || port == "443" {
 		return nil
 	}
-	return hint.New(fmt.Errorf("the origin %s has no port: machines would ask port 443, and the verifier listens on %s",
-		origin, listen), "write --origin https://%s, or :443 if a load balancer forwards that port",
+	return hint.New(fmt.Errorf("the origin %s has no port: machines would connect to port 443, and the verifier "+
+		"listens on %s", origin, listen), "write --origin https://%s, or :443 if a load balancer forwards that port",
 		net.JoinHostPort(u.Hostname(), port))
 }
 
@@ -177,7 +177,7 @@ func (w folderWriter) certificates(hosts []string, now time.Time) error {
 	f := certfolder.Folder{Dir: w.dir, Hosts: hosts, Now: func() time.Time { return now }}
 	made, err := f.Init()
 	if err != nil {
-		return hint.New(err, "restore it, or remove the whole folder tls/ to begin with new certificates")
+		return hint.New(err, "restore it, or remove the whole folder tls/ to create new certificates")
 	}
 	for _, f := range []struct{ name, what string }{
 		{"tls/ca.key", "key of the CA; may be kept elsewhere"},

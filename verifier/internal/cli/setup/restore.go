@@ -22,18 +22,18 @@ func restoreCommand() *cobra.Command {
 	var force, acknowledge bool
 	cmd := &cobra.Command{
 		Use:   "restore FILE | --acknowledge",
-		Short: "Put a backup of the records back, and acknowledge it",
-		Long: `Put a backup of the records back, while no verifier serves the folder. With --force
-it replaces a database that exists, which stays beside it as records.db.old, or
-records.db.old.1 and so on.
+		Short: "Restore a backup of the records, and acknowledge the restore",
+		Long: `Restore a backup of the records while no verifier serves the folder. --force replaces
+an existing database, and keeps it as records.db.old, records.db.old.1 and so on.
 
 A backup lacks what happened after it: joins, claims of identities, used grants. So
-the verifier lets no machine in by restored records. Machines wait, until you have
-reviewed them and run 'restore --acknowledge', also while it serves. A verifier that
-finds an older database than before holds in the same way.
+the verifier admits no machine by restored records. Machines wait until you have
+reviewed the records and run 'restore --acknowledge', which also works while the
+verifier serves. A verifier that finds an older database than before waits likewise.
 
-Before you acknowledge, run 'token rotate --now', and quarantine or complete the
-machines that joined since; docs/operating.md says how to find them.`,
+Before you acknowledge the restore, run 'token rotate --now', and quarantine or
+complete the machines that joined since the backup. docs/operating.md describes how to
+find them.`,
 		Example: `  mcs-attest-verifier restore --config /var/lib/mcs-attest/mcs-attest.yaml --force /backup/records.db
   mcs-attest-verifier restore --config /var/lib/mcs-attest/mcs-attest.yaml --acknowledge`,
 		Args: cobra.MaximumNArgs(1),
@@ -46,7 +46,7 @@ machines that joined since; docs/operating.md says how to find them.`,
 			case acknowledge && len(args) == 0:
 				return acknowledgeRestore(cmd, c)
 			case acknowledge:
-				return env.Usagef("--acknowledge takes no FILE")
+				return env.Usagef("--acknowledge does not accept a FILE")
 			case len(args) == 0:
 				return env.Usage(hint.New(errors.New("no FILE given"),
 					"name the backup, or add --acknowledge to end the hold of an earlier restore"))
@@ -56,7 +56,7 @@ machines that joined since; docs/operating.md says how to find them.`,
 	}
 	env.ConfigFlag(cmd, &path)
 	cmd.Flags().BoolVar(&force, "force", false, "replace the record database if it exists")
-	cmd.Flags().BoolVar(&acknowledge, "acknowledge", false, "let machines in by the restored records")
+	cmd.Flags().BoolVar(&acknowledge, "acknowledge", false, "admit machines by the restored records")
 	return cmd
 }
 
@@ -81,10 +81,10 @@ func restore(cmd *cobra.Command, c *config.Config, file string, force bool) erro
 	}
 	cmd.Println("wrote", target)
 	if held {
-		cmd.Println("valid again: grants that were used since the backup, tokens of before it with their uses, and " +
+		cmd.Println("valid again: grants that were used since the backup, earlier tokens with their uses, and " +
 			"the right of " +
 			"machines that joined since to attest")
-		cmd.Println("no machine is let in by these records until 'mcs-attest-verifier restore --acknowledge'; before that:")
+		cmd.Println("no machine is admitted by these records until 'mcs-attest-verifier restore --acknowledge'; before that:")
 		cmd.Println("  mcs-attest-verifier token rotate --now")
 		cmd.Println("  quarantine, or complete, the machines that joined since the backup; 'status' lists all")
 	}
@@ -100,6 +100,6 @@ func acknowledgeRestore(cmd *cobra.Command, c *config.Config) error {
 		cmd.Println("there is no restore to acknowledge")
 		return nil
 	}
-	cmd.Println("acknowledged: machines are let in by the restored records")
+	cmd.Println("acknowledged: machines are admitted by the restored records")
 	return nil
 }

@@ -34,19 +34,19 @@ func Command(e *env.Env) *cobra.Command {
 	var search bool
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
-		Short: "Gather what explains a problem, without one secret",
-		Long: `Gather what somebody else needs to understand a problem: versions, the verifier's
-conditions, policies, records, claims, Events, Machines (without their provider's
-part and user data), pods and their logs, and the configuration. Of a
-folder: its manifests, the state, metrics and the configuration; the keys and the
-Ignition configs are named and not read.
+		Short: "Collect what explains a problem, without secrets",
+		Long: `Collect what a support engineer needs to understand a problem. For a cluster that is
+the versions, the verifier's conditions, policies, records, claims, Events, Machines
+(without their provider's part and user data), pods and their logs, and the
+configuration. For a folder it is the manifests, the state, metrics and the
+configuration; keys and Ignition configs are listed but not read.
 
-No Secret goes in. Whatever has the shape of a secret (private keys, JWTs,
-authorizations, tokens, passwords, also inside base64) is taken out, and so is
-every value of the cluster's own secrets, which are read to look for them, if you
-may; --search-secrets=false leaves them unread. contents.txt says what is in the
-bundle, what was taken out, and what could not be had. Look through it all the
-same before you give it away.`,
+The bundle contains no Secret. The command removes what looks like a secret (private
+keys, JWTs, authorizations, tokens, passwords, also inside base64). It also removes
+every value of the verifier's own secrets, which it reads for this if you have the
+permission; --search-secrets=false does not read them. contents.txt lists what is in
+the bundle, what was removed, and what could not be read. Review the bundle before you
+share it.`,
 		Example: e.Examples(`  PROGRAM support-bundle
   PROGRAM support-bundle --output bundle/ --since 2h`),
 		Args: cobra.NoArgs,
@@ -60,7 +60,7 @@ same before you give it away.`,
 			}
 			s, ok := b.(source)
 			if !ok {
-				return errors.New("there is nothing to gather here")
+				return errors.New("there is nothing to collect")
 			}
 			return gather(cmd, s, e.Version, output, since, search, time.Now())
 		},
@@ -68,8 +68,8 @@ same before you give it away.`,
 	e.Where(cmd)
 	f := cmd.Flags()
 	f.StringVar(&output, "output", "", `the archive, or a folder if it ends in "/" (default: mcs-attest-support-TIME.tar.gz)`)
-	f.DurationVar(&since, "since", 24*time.Hour, "how far back logs go; 0 is all of them")
-	f.BoolVar(&search, "search-secrets", true, "read the verifier's secrets, to look for them in what is gathered")
+	f.DurationVar(&since, "since", 24*time.Hour, "age of the oldest log lines; 0 for all")
+	f.BoolVar(&search, "search-secrets", true, "read the verifier's secrets, and remove their values from the bundle")
 	return cmd
 }
 
@@ -88,7 +88,7 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 	var b *bundle.Bundle
 	if strings.HasSuffix(output, "/") {
 		if b, err = bundle.Folder(output, scrub); err != nil {
-			return hint.New(err, "name a folder that is not there yet")
+			return hint.New(err, "name a folder that does not exist")
 		}
 	} else {
 		f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -99,7 +99,7 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 		b = bundle.Archive(f, name, now, scrub)
 	}
 	for _, e := range unread {
-		b.Missed("a known secret was not looked for", e)
+		b.Missed("the search for a known secret is incomplete", e)
 	}
 	if err := errors.Join(
 		b.Add("version.txt", []byte("mcs-attest-verifier "+version+"\n"+now.UTC().Format(time.RFC3339)+"\n")),
@@ -114,7 +114,7 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 	for _, m := range missed {
 		cmd.PrintErrln("not in it:", m)
 	}
-	cmd.PrintErrf("%d files, %d secrets taken out; look through it before you give it away\n", files, taken)
+	cmd.PrintErrf("%d files, %d secrets removed; review the bundle before you share it\n", files, taken)
 	cmd.Println("wrote", output)
 	return nil
 }

@@ -26,13 +26,13 @@ func breakGlassCommand(e *env.Env) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "break-glass --pool POOL --name WHO",
-		Short: "Make a token by hand, for a machine that cannot attest",
-		Long: `Make a token by hand, for a machine that cannot attest. It opens the full config
-of one pool, three times, for at most an hour, to whoever holds it; put it as
-"Authorization: Bearer" on the merge source of that one machine's pointer config.
+		Short: "Create a token for a machine that cannot attest",
+		Long: `Create a token for a machine that cannot attest. Any caller that has the token can
+read the full config of one pool, three times, for at most an hour. Put it as the
+header "Authorization: Bearer" on the merge source of that machine's pointer config.
 
-The gate writes an audit line for each use, and 'status' shows it. To revoke it
-early, 'token rotate --now'. The token is printed on standard output alone.`,
+The gate writes an audit line for each use, and 'status' lists the token. To revoke it
+early, run 'token rotate --now'. The command prints the token only on standard output.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if lifetime <= 0 || lifetime > record.MaxBreakGlass {
@@ -40,7 +40,7 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 			}
 			if len(validation.IsDNS1123Subdomain(name)) > 0 || len(validation.IsDNS1123Subdomain(pool)) > 0 {
 				return env.Usage(hint.New(errors.New("--name and --pool must be given"),
-					"the name is for the audit log: a ticket number, or who asked; lower-case letters, digits, '-' and '.'"))
+					"the name is for the audit log: a ticket number, or the requester; lower-case letters, digits, '-' and '.'"))
 			}
 			b, err := e.Open()
 			if err != nil {
@@ -71,7 +71,7 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "break-glass token %s for pool %s, until %s; keep it out of tickets and chats\n",
+			fmt.Fprintf(cmd.ErrOrStderr(), "break-glass token %s for pool %s, until %s; do not copy it into tickets or chats\n",
 				tokenID, pool, now.Add(lifetime).Format(time.RFC3339))
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), string(signed.Expose()))
 			return err
@@ -80,8 +80,8 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 	e.Where(cmd)
 	f := cmd.Flags()
 	f.StringVar(&pool, "pool", "", "the pool whose config it opens")
-	f.StringVar(&name, "name", "", "for the audit log: a ticket, or who asked for it")
-	f.BoolVar(&force, "force", false, "make it although the pool looks misspelled")
+	f.StringVar(&name, "name", "", "name for the audit log: a ticket number, or the requester")
+	f.BoolVar(&force, "force", false, "create it although the pool looks misspelled")
 	f.DurationVar(&lifetime, "lifetime", 15*time.Minute, "how long it is valid, at most 1h")
 	return cmd
 }
@@ -91,7 +91,7 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 func checkPool(cmd *cobra.Command, b env.Backend, pool string, force bool) error {
 	pools, err := b.Pools(cmd.Context())
 	if err != nil {
-		cmd.PrintErrln("warning: whether the pool exists is not checked:", err)
+		cmd.PrintErrln("warning: could not check whether the pool exists:", err)
 		return nil
 	}
 	warning, err := operator.CheckPool(pools, pool)

@@ -19,10 +19,10 @@ import (
 func provisioningCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "provisioning",
-		Short: "The provisioning token: the secret that machines share where they have nothing better",
-		Long: `The provisioning token opens the pools whose policy has it as an alternative, to
-whoever knows it. It names no machine. docs/provisioning-token.md says how weak
-that is, and how to use it all the same.`,
+		Short: "Manage the provisioning token, a secret that machines without better evidence share",
+		Long: `Manage the provisioning token. Any caller that has it can read the config of each pool
+whose policy has the token as an alternative. It identifies no machine.
+docs/provisioning-token.md describes its limits and its use.`,
 	}
 	cmd.AddCommand(provisioningCreateCommand(e), provisioningRotateCommand(e), provisioningStatusCommand(e),
 		provisioningShowCommand(e), provisioningPointerCommand(e))
@@ -53,7 +53,7 @@ func openProvisioner(cmd *cobra.Command, e *env.Env) (provisioner, operator.Prov
 
 func noProvisioningToken(where string) error {
 	return hint.New(fmt.Errorf("there is no provisioning token (%s)", where),
-		"'token provisioning create' makes one; without it, pools that it alone would open are served to everyone")
+		"run 'token provisioning create'; without it, pools that require only this token are served to every caller")
 }
 
 // current is the token, or why there is none.

@@ -17,10 +17,10 @@ import (
 func provisioningCreateCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Make the token, 32 random bytes",
-		Long: `Make the token, 32 random bytes, where there is none yet. Pools whose policy is in
-mode Enforce and asks for nothing else refuse machines without it from then on:
-put it into the pointer configs first, or set mode Audit.`,
+		Short: "Create the token, 32 random bytes",
+		Long: `Create the token, 32 random bytes, if it does not exist. From then on a pool whose
+policy requires only the token in mode Enforce rejects machines without it. To avoid
+this, use mode Audit until the pointer configs have the token.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, s, err := openProvisioner(cmd, e)
@@ -31,7 +31,7 @@ put it into the pointer configs first, or set mode Audit.`,
 				if exists {
 					return provisioning.Tokens{},
 						hint.New(fmt.Errorf("there is a provisioning token (%s)", s.Where),
-							"'token provisioning rotate' makes a new one and keeps the old one for a while")
+							"run 'token provisioning rotate' to create a new one; the old one stays valid for the grace period")
 				}
 				return provisioning.New(time.Now(), rand.Reader)
 			})
@@ -39,8 +39,8 @@ put it into the pointer configs first, or set mode Audit.`,
 				return err
 			}
 			cmd.Println("wrote", s.Where)
-			cmd.Println("'token provisioning pointer FILE' puts it into a pointer config, 'token provisioning show " +
-				"--reveal' prints it")
+			cmd.Println("run 'token provisioning pointer FILE' to put it into a pointer config, or 'token provisioning show " +
+				"--reveal' to print it")
 			return nil
 		},
 	}

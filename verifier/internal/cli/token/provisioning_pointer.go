@@ -25,18 +25,18 @@ func provisioningPointerCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pointer FILE",
 		Short: "Print a pointer config with the current token in it",
-		Long: `Print a pointer config ("-" is standard input) with the current token on every
-source that leads to this verifier and whose pool's policy lists the token, and
-with nothing else changed. Doing it again changes nothing. The output holds the
+		Long: `Print a pointer config ("-" is standard input) with the current token on every source
+that refers to this verifier and whose pool's policy lists the token. The command
+changes no other field, and a second run changes nothing. The output contains the
 token: keep it where only the machines and you can read it.
 
-A source that shows another bearer token than the current or the previous
-provisioning token is somebody else's, and the config is left alone. With --force
-it is replaced, as after 'rotate --now', and pools do not matter.
+If a source has a bearer token other than the current or the previous provisioning
+token, that token is a third party's, and the command fails. --force replaces it, as is
+needed after 'rotate --now', and adds the token for any pool.
 
-Specification 3.1 and later carry it as a header. Older ones have no headers;
---url-parameter puts it into the URL, where Ignition logs it. The pool's policy has
-to allow that (spec.provisioningToken.urlParameter).`,
+In specification 3.1 and later the token is a header. Older specifications have no
+headers; --url-parameter puts the token into the URL, which Ignition logs. The pool's
+policy must allow this (spec.provisioningToken.urlParameter).`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, s, err := openProvisioner(cmd, e)
@@ -57,7 +57,7 @@ to allow that (spec.provisioningToken.urlParameter).`,
 			policies := &policy.Set{}
 			if !force {
 				if policies, err = p.Policies(cmd.Context()); err != nil {
-					return hint.New(err, "mend the policy, or add --force to put the token into any pool's pointer config")
+					return hint.New(err, "correct the policy, or add --force to put the token into any pool's pointer config")
 				}
 			}
 			out, err := pointer.Provision(raw, pointer.Provisioning{
@@ -85,8 +85,8 @@ to allow that (spec.provisioningToken.urlParameter).`,
 	}
 	e.Where(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&urlParameter, "url-parameter", false, "put the token into the URL where the specification has no headers")
-	f.BoolVar(&force, "force", false, "for any pool, and in place of any bearer token")
+	f.BoolVar(&urlParameter, "url-parameter", false, "put the token into the URL if the specification has no headers")
+	f.BoolVar(&force, "force", false, "accept any pool, and replace any bearer token")
 	f.StringSliceVar(&origins, "origin", nil,
 		"https://HOST:PORT of the sources (repeatable; default: the verifier's own origins)")
 	return cmd

@@ -19,14 +19,15 @@ func provisioningRotateCommand(e *env.Env) *cobra.Command {
 	var grace time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Make a new token; the old one stays valid for the grace",
-		Long: `Make a new token; the old one stays valid for the grace (provisioningToken.grace of
-the configuration, an hour by default), so that machines under way come in. In
-that time, put the new one into the pointer configs.
+		Short: "Create a new token; the old one stays valid for the grace period",
+		Long: `Create a new token. The old one stays valid for the grace period, so that machines that
+are booting can finish. The grace period is provisioningToken.grace of the
+configuration, one hour by default. In that time, put the new token into the pointer
+configs.
 
-It does not rotate twice within one grace: the machines that carry the older token
-would be locked out. With --now every older token is void at once; use it when one
-was stolen.`,
+A second rotation within a grace period fails, because it would lock out the machines
+that have the older token. With --now all older tokens become invalid immediately; use
+it if a token was stolen.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if grace < 0 || grace > provisioning.MaxGrace {
@@ -68,9 +69,9 @@ was stolen.`,
 		},
 	}
 	e.Where(cmd)
-	cmd.Flags().BoolVar(&now, "now", false, "void every older token at once")
+	cmd.Flags().BoolVar(&now, "now", false, "invalidate all older tokens immediately")
 	cmd.Flags().DurationVar(&grace, "grace", 0,
-		"how long the old token stays valid, at most 168h (default: the configuration's)")
+		"how long the old token stays valid, at most 168h (default: from the configuration)")
 	cmd.MarkFlagsMutuallyExclusive("now", "grace")
 	return cmd
 }

@@ -28,8 +28,8 @@ func provisioningShowCommand(e *env.Env) *cobra.Command {
 				return err
 			}
 			if !reveal {
-				return hint.New(errors.New("the token would be on the screen, and in whatever records it"),
-					"add --reveal; 'token provisioning status' names the token without showing it")
+				return hint.New(errors.New("the token would be on the screen and in any recording of it"),
+					"add --reveal, or run 'token provisioning status' to see the token's name instead")
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), string(tokens.Current.Expose()))
 			return err

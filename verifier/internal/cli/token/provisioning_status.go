@@ -25,7 +25,7 @@ type provisioningDocument struct {
 func provisioningStatusCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "List the tokens without showing them, and until when each is valid",
+		Short: "List the tokens by name, with the time until which each is valid",
 		Args:  cobra.NoArgs,
 	}
 	e.Where(cmd)

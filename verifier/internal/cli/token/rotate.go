@@ -15,14 +15,14 @@ func rotateCommand(e *env.Env) *cobra.Command {
 	var now bool
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Add a new key of each kind; the old ones go once nothing needs them",
-		Long: `Add a new key of each kind. It is published at once and used after
-keyPublishDelay (10 minutes by default), when every verifier has read it; the old
-keys verify what they signed until that has expired. No machine notices.
+		Short: "Add a new key of each kind; old keys are deleted when they are no longer needed",
+		Long: `Add a new key of each kind. The key is published immediately, and used after
+keyPublishDelay (10 minutes by default), when every verifier has read it. The old keys
+verify what they signed until that expires. The rotation does not affect machines.
 
-With --now the new keys are used at once and all old ones are dropped: every
-token, challenge and report ticket that is out there becomes worthless. Use it
-when a key may have been stolen; machines that boot at that moment begin anew.`,
+With --now the new keys are used immediately and all old keys are deleted: every
+existing token, challenge and report ticket becomes invalid. Use it if a key may have
+been stolen. Machines that are booting at that time start their attestation again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b, err := e.Open()
@@ -39,7 +39,7 @@ when a key may have been stolen; machines that boot at that moment begin anew.`,
 				return err
 			}
 			if now {
-				cmd.Println("new keys are in force; everything signed before is void")
+				cmd.Println("new keys are in force; everything signed before is invalid")
 			} else {
 				cmd.Printf("new keys are published; they will be used in %v\n", publish)
 			}
@@ -47,6 +47,6 @@ when a key may have been stolen; machines that boot at that moment begin anew.`,
 		},
 	}
 	e.Where(cmd)
-	cmd.Flags().BoolVar(&now, "now", false, "drop the old keys at once")
+	cmd.Flags().BoolVar(&now, "now", false, "delete the old keys immediately")
 	return cmd
 }

@@ -26,7 +26,7 @@ type keyDocument struct {
 func statusCommand(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "List the keys and since when they are used",
+		Short: "List the keys and the times between which they are used",
 		Args:  cobra.NoArgs,
 	}
 	e.Where(cmd)

@@ -14,7 +14,7 @@ import (
 func Command(e *env.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "The keys that sign tokens and seal challenges; the provisioning token",
+		Short: "Manage the keys that sign tokens and seal challenges, and the provisioning token",
 	}
 	cmd.AddCommand(statusCommand(e), rotateCommand(e), breakGlassCommand(e), provisioningCommand(e))
 	return cmd

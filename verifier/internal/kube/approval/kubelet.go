@@ -46,7 +46,7 @@ func (r *Reader) ServingCertificate(ctx context.Context, name string) (*approver
 	if port <= 0 || port > 65535 {
 		return nil, fmt.Errorf("Node %s has the kubelet port %d", node.Name, port)
 	}
-	cert, err := greet(ctx, r.o.Dial, host, net.JoinHostPort(host, strconv.Itoa(int(port))), roots)
+	cert, err := servedCertificate(ctx, r.o.Dial, host, net.JoinHostPort(host, strconv.Itoa(int(port))), roots)
 	if err != nil {
 		return nil, err
 	}
@@ -84,8 +84,9 @@ func internalIP(node *corev1.Node) (string, error) {
 
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// greet connects to a TLS server and returns its verified leaf certificate.
-func greet(ctx context.Context, dial dial, host, address string, roots *x509.CertPool) (*x509.Certificate, error) {
+// servedCertificate connects to a TLS server and returns its verified leaf certificate.
+func servedCertificate(ctx context.Context, dial dial, host, address string, roots *x509.CertPool) (
+	*x509.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
 	defer cancel()
 	raw, err := dial(ctx, "tcp", address)

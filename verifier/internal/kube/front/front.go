@@ -126,7 +126,7 @@ func (b *Front) Run(ctx context.Context) error {
 func (b *Front) Live() backend.Live {
 	return backend.Live{
 		Machine: b.confirm.Confirm, MachineUID: b.confirm.ConfirmUID, Outdated: b.inventory.Outdated,
-		InTrouble: b.inventory.Records().InTrouble, Provisioning: b.inventory.ReadProvisioning,
+		Failing: b.inventory.Records().Failing, Provisioning: b.inventory.ReadProvisioning,
 	}
 }
 
@@ -194,7 +194,7 @@ func (b *Front) Unready(now time.Time) []string {
 
 func (b *Front) serve(cert *tls.Certificate) {
 	if err := b.parts.Certificates.Set(cert); err != nil {
-		b.parts.Log.Error("the serving certificate cannot be used; the one before stays", "error", err)
+		b.parts.Log.Error("the serving certificate cannot be used; the previous one stays in force", "error", err)
 	}
 }
 

@@ -24,13 +24,13 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 		unknown       bool
 		incomplete    bool
 	}{
-		"it says no more": {changes: []func(o map[string]any){spoiled}},
+		"no other field is set": {changes: []func(o map[string]any){spoiled}},
 		"it has joined": {changes: []func(o map[string]any){spoiled,
 			set("status", "nodeRef", map[string]any{"name": "n"})}, joined: true},
 		"it runs": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Running")}, joined: true},
 		"it is being deleted": {changes: []func(o map[string]any){spoiled,
 			set("metadata", "deletionTimestamp", "2026-11-21T08:00:00Z")}, going: true},
-		"its phase says so": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
+		"its phase is Deleting": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
 		"it was recreated": {changes: []func(o map[string]any){spoiled, set("metadata", "uid", "another")}, unknown: true,
 			incomplete: true},
 		"more cannot be used":  {changes: []func(o map[string]any){spoiled, set("status", "nodeRef", "text")}},

@@ -46,9 +46,9 @@ func TestAConditionThatNoLongerHoldsIsReconciledByTheNextLeader(t *testing.T) {
 	}{
 		{"without a condition", state(good, ""), false},
 		{"it cannot be used", state(bad, ""), true},
-		{"the leader says so", state(bad, "False"), true},
+		{"the leader reports it", state(bad, "False"), true},
 		{"an administrator corrects it", state(good, "False"), true},
-		{"the new leader says so", state(good, "True"), false},
+		{"the new leader reports it", state(good, "True"), false},
 		{"at a start", state(good, "False"), true},
 		{"it was deleted", nil, false},
 		{"it cannot be used again", state(bad, "False"), true},

@@ -113,7 +113,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 			return errorIf(!ok || now.ID == old.ID, "%s still signs", now.ID)
 		})
 		if !slices.Contains(all[2].keyIDs(), old.ID) {
-			t.Error("the old key does not verify any more what it signed a moment ago")
+			t.Error("the old key no longer verifies what it signed a moment ago")
 		}
 	})
 	t.Run("F15: the holder is cut off, and another goes on", func(t *testing.T) {
@@ -321,7 +321,7 @@ func TestUnreadableObject_DelaysNoOtherRelease(t *testing.T) {
 	until(t, "one is lifted", func() error { return errorIf(quarantined(uids["one"]), "still") })
 	time.Sleep(2 * time.Second) // two passes
 	if !quarantined(uids["two"]) {
-		t.Error("an object says that two is quarantined, and its quarantine was lifted")
+		t.Error("an object quarantines two, but its quarantine was lifted")
 	}
 	w.delete(attestations, machineNamespace, "broken-two")
 	until(t, "two is lifted", func() error { return errorIf(quarantined(uids["two"]), "still") })
@@ -444,7 +444,7 @@ func TestConditionsMatchTheState(t *testing.T) {
 	o := w.get(verifiers, "", "cluster")
 	time.Sleep(3 * time.Second)
 	if again := w.get(verifiers, "", "cluster"); again.GetResourceVersion() != o.GetResourceVersion() {
-		t.Error("a status that says the same was written again")
+		t.Error("an unchanged status was written again")
 	}
 	if holder, _, _ := unstructured.NestedString(o.Object, "status", "holder"); holder != "a" {
 		t.Errorf("holder %q", holder)

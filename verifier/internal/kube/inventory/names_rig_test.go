@@ -120,7 +120,7 @@ func TestMachinesAreFoundByTheNamesInRequests(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a quarantine takes it back", func(t *testing.T) {
+	t.Run("a quarantine revokes it", func(t *testing.T) {
 		gone.set(true)
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":true}}`)
 		until(t, "latched although it cannot be taken back", func() error {

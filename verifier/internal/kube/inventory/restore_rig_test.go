@@ -101,7 +101,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		return errorIf(c.Reason != "EtcdRestored", "%+v", c)
 	})
 
-	t.Run("the quarantine lasts although no object says so", func(t *testing.T) {
+	t.Run("the quarantine stays although no object requires it", func(t *testing.T) {
 		time.Sleep(3 * time.Second) // several passes
 		if !status("quarantined").Quarantined {
 			t.Error("it was lifted")
@@ -111,7 +111,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 			return errorIf(!status("quarantined").Quarantined, "not yet")
 		})
 		w.patch(attestations, machineNamespace, uids["quarantined"], `{"spec":{"quarantined":true}}`)
-		until("an administrator says so again", func() error {
+		until("an administrator sets it again", func() error {
 			for _, c := range status("quarantined").Conditions {
 				if c.Type == "Quarantined" && c.Status == metav1.ConditionFalse {
 					return nil
@@ -124,7 +124,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	})
 	t.Run("an administrator acknowledges", func(t *testing.T) {
 		w.patch(verifiers, "", "cluster", `{"metadata":{"annotations":{"`+restore.AnnotationRestoreSeen+`":"`+time.Now().Add(time.Minute).UTC().Format(time.RFC3339)+`"}}}`)
-		until("not Degraded any more", func() error {
+		until("no longer Degraded", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return errorIf(c.Status != metav1.ConditionFalse, "%+v", c)
 		})

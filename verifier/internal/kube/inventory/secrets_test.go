@@ -362,7 +362,7 @@ func TestOneForbiddenNamespaceDelaysNoKeys(t *testing.T) {
 		}
 	}
 	if c.repairable(true) {
-		t.Error("an API server that has just started may refuse for a moment, and what is known is still that of before")
+		t.Error("a newly started API server refused once, and the state is considered repairable")
 	}
 	c.o.Now = func() time.Time { return time.Now().Add(c.o.Pass) }
 	if !c.repairable(false) {
@@ -387,7 +387,7 @@ func TestOneForbiddenNamespaceDelaysNoKeys(t *testing.T) {
 		return err
 	}
 	if err := repair(); !kerrors.IsForbidden(err) {
-		t.Errorf("what was left is told as %v", err)
+		t.Errorf("what was left is reported as %v", err)
 	}
 	if joined() != 1 || renewed != 1 || !c.guard.Repairing() {
 		t.Errorf("%d Machines latched, keys renewed %d times, repairing %v", joined(), renewed, c.guard.Repairing())
@@ -428,7 +428,7 @@ func TestARecordThatCannotBeRepairedHoldsOnlyItsOwnMachine(t *testing.T) {
 	}
 	api.away = true
 	if err := repair(); err == nil || c.Ready() == nil {
-		t.Errorf("the API is away: %v, and controllers decide", err)
+		t.Errorf("the API is unavailable: %v, and controllers decide", err)
 	}
 	api.away = false
 	foreign := map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
@@ -450,7 +450,7 @@ func TestARecordThatCannotBeRepairedHoldsOnlyItsOwnMachine(t *testing.T) {
 	machines = machines[1:]
 	read()
 	if c.Outdated(held) == nil {
-		t.Error("the Machine is not known any more, and its record counts")
+		t.Error("the Machine was deleted, but its record counts")
 	}
 }
 
@@ -485,7 +485,7 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	silentFor(restore.SilentAfter + time.Second)
 	is("a long one", provisioning.Unknown)
 	if c.Provisioning().Err() == nil {
-		t.Error("no reason is told")
+		t.Error("no reason is reported")
 	}
 	api.away = true
 	if c.guard.Probe(t.Context()) == nil {
@@ -493,7 +493,7 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	}
 	is("it was asked in vain", provisioning.Unknown)
 	if _, err := c.ReadProvisioning(t.Context()); err == nil {
-		t.Error("read while the API is away")
+		t.Error("read while the API is unavailable")
 	}
 	api.away, api.revision = false, 20
 	if view, err := c.ReadProvisioning(t.Context()); err != nil {
@@ -516,7 +516,7 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	}
 	stop()
 	<-done
-	is("asked without being told to", provisioning.Present)
+	is("fetched without a request", provisioning.Present)
 }
 
 func TestOnlyTheLeaderReconcilesEverything(t *testing.T) {

@@ -124,7 +124,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 		until(t, "the pointer config changed", p.matches(t, 4, "silver", "openshift-machine-api/"+o.GetName()))
 		until(t, "the other pool is not its own", p.denies(t, 4, "gold", reason.MachinePool))
 	})
-	t.Run("an enrolment", func(t *testing.T) {
+	t.Run("an enrollment", func(t *testing.T) {
 		w.worker("m4")
 		enrolment := func(spec map[string]any) map[string]any {
 			return map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
@@ -153,7 +153,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 				"kind": "Machine", "namespace": machineNamespace, "name": "m6"}}})
 		until(t, "the host's EK is the Machine's", p.matches(t, 8, "worker", "openshift-machine-api/m6"))
 		patch(hosts, "h6", `{"spec":{"consumerRef":null}}`)
-		until(t, "the host has no consumer any more", p.denies(t, 8, "worker", reason.EKNotEnrolled))
+		until(t, "the host no longer has a consumer", p.denies(t, 8, "worker", reason.EKNotEnrolled))
 	})
 	t.Run("the two objects of a Machine that moves to Cluster API", func(t *testing.T) {
 		w.worker("m7", annotated(9), func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-7"} })
@@ -229,21 +229,21 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		if err := p.matches(t, 1, "worker", "openshift-machine-api/good")(); err != nil {
 			t.Errorf("its last good state: %v", err)
 		}
-		until(t, "Degraded says so", func() error {
+		until(t, "Degraded reports it", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return errorIf(c.Status != metav1.ConditionTrue || c.Reason != "ObjectsNotUsable" ||
 				!strings.Contains(c.Message, "openshift-machine-api/bad"), "%+v", c)
 		})
 		w.delete(machines, machineNamespace, "bad")
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"`+ek(1)+`"}}}`)
-		until(t, "nothing is wrong any more",
+		until(t, "no problem is left",
 			func() error { return errorIf(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
 		until(t, "not Degraded", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return errorIf(c.Status != metav1.ConditionFalse, "%+v", c)
 		})
 	})
-	t.Run("an enrolment", func(t *testing.T) {
+	t.Run("an enrollment", func(t *testing.T) {
 		w.create(attestations, machineNamespace,
 			map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
 				"metadata": map[string]any{"name": "zeros"},
@@ -261,11 +261,11 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 			t.Error(err)
 		}
 		if err := p.mode("other", "rest", v1alpha1.ModeEnforce)(); err != nil {
-			t.Error("one that went bad later says nothing of other pools:", err)
+			t.Error("one that broke later does not affect other pools:", err)
 		}
 		b := w.start("b")
 		until(t, "another replica starts meanwhile", b.synced)
-		until(t, "it knows no last good state, and no pool falls back to *", func() error {
+		until(t, "it has no last good state, and no pool falls back to *", func() error {
 			_, errWorker := b.View().Policies.For("worker")
 			_, errOther := b.View().Policies.For("other")
 			return errorIf(errWorker == nil || errOther == nil, "worker: %v, other: %v", errWorker, errOther)
@@ -292,7 +292,7 @@ metadata: {name: worker}
 spec: {machineConfigSelector: {}, nodeSelector: {}}
 `)
 		w.policy("typo", map[string]any{"pools": []any{"wroker"}})
-		until(t, "it is told", accepted(policies, "", "typo", metav1.ConditionTrue, "PoolNotFound"))
+		until(t, "it is reported", accepted(policies, "", "typo", metav1.ConditionTrue, "PoolNotFound"))
 		w.delete(policies, "", "typo")
 		w.cluster.Kubectl(t, "delete", "machineconfigpool", "worker")
 	})
@@ -351,7 +351,7 @@ func TestClusterWithoutOpenShiftKinds_HasNoProblems(t *testing.T) {
 	until(t, "sync without Machines of any API", p.synced)
 	time.Sleep(3 * time.Second) // several more looks, each of which could be told
 	if n := strings.Count(p.log.String(), "does not have a kind; it will"); n != 7 {
-		t.Errorf("told %d times: there are 3 kinds in 2 namespaces, and the pools", n)
+		t.Errorf("reported %d times: there are 3 kinds in 2 namespaces, and the pools", n)
 	}
 	w.cluster.InstallOpenShift(t)
 	w.worker("late", annotated(1))

@@ -36,7 +36,7 @@ func TestCarry(t *testing.T) {
 			`{"identity":{"ekSHA256":"a","cert":"c","providerID":"p"}}`},
 		{"another token", `{"token":{"id":"t1","uses":2,"bound":"s"}}`, `{"token":{"id":"t1","uses":2}}`, `{"token":{"id":"t2","uses":0}}`, `{"token":{"id":"t2","uses":0}}`},
 		{"the same token", `{"token":{"id":"t1","uses":2,"bound":"s"}}`, `{"token":{"id":"t1","uses":2}}`, `{"token":{"id":"t1","uses":3}}`, `{"token":{"id":"t1","uses":3,"bound":"s"}}`},
-		{"no token any more", `{"token":{"id":"t1","bound":"s"}}`, `{"token":{"id":"t1"}}`, `{}`, `{}`},
+		{"the token was removed", `{"token":{"id":"t1","bound":"s"}}`, `{"token":{"id":"t1"}}`, `{}`, `{}`},
 		{"a list grows and its oldest goes", `{"history":[{"event":"a","n":1},{"event":"b","n":2}]}`, `{"history":[{"event":"a"},{"event":"b"}]}`,
 			`{"history":[{"event":"b"},{"event":"c"}]}`, `{"history":[{"event":"b","n":2},{"event":"c"}]}`},
 		{"two alike", `{"history":[{"event":"a","n":1},{"event":"a","n":2}]}`, `{"history":[{"event":"a"},{"event":"a"}]}`,

@@ -161,27 +161,27 @@ func TestRepeatedEventsAreCounted(t *testing.T) {
 
 func TestAttack_T46_NoSecretInAnEvent(t *testing.T) {
 	s := newSite(t)
-	var heard sink
-	r := s.replica(func(o *records.Options) { o.Events = &heard })
+	var received sink
+	r := s.replica(func(o *records.Options) { o.Events = &received })
 	m, id, now := s.machine("worker-0"), unique(), s.now()
 	s.attested(r, m, id, "the-token-id", now)
 	denied(t, attest(r, m, id, "another", now), reason.RateLimited)
 	// Only what was written is told.
-	if len(heard) != 1 || heard[0].Reason != "Attested" || heard[0].About.UID != m.UID ||
-		heard[0].About.Kind != "Machine" {
-		t.Fatalf("heard %+v", heard)
+	if len(received) != 1 || received[0].Reason != "Attested" || received[0].About.UID != m.UID ||
+		received[0].About.Kind != "Machine" {
+		t.Fatalf("received %+v", received)
 	}
 	for _, secret := range []string{"the-token-id", "ticket"} {
-		if strings.Contains(heard[0].Message, secret) {
-			t.Errorf("the event has %q: %q", secret, heard[0].Message)
+		if strings.Contains(received[0].Message, secret) {
+			t.Errorf("the event has %q: %q", secret, received[0].Message)
 		}
 	}
 }
 
 func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 	s := newSite(t)
-	var heard sink
-	r, now, id := s.replica(func(o *records.Options) { o.Events = &heard }), s.now(), unique()
+	var received sink
+	r, now, id := s.replica(func(o *records.Options) { o.Events = &received }), s.now(), unique()
 	m := s.watched(s.create(attestations, s.namespace, map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "sno"},
 		"spec": map[string]any{"pool": "master", "ekSHA256": []any{id.EKSHA256}},
@@ -202,12 +202,12 @@ func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.own,
 			Name: "break-glass-b1", UID: string(token.GetUID())}, Reason: "BreakGlass"},
 	}
-	if len(heard) != len(want) {
-		t.Fatalf("heard %+v", heard)
+	if len(received) != len(want) {
+		t.Fatalf("received %+v", received)
 	}
 	for i, w := range want {
-		if heard[i].About != w.About || heard[i].Reason != w.Reason {
-			t.Errorf("heard %+v, want %+v", heard[i], w)
+		if received[i].About != w.About || received[i].Reason != w.Reason {
+			t.Errorf("received %+v, want %+v", received[i], w)
 		}
 	}
 }

@@ -147,7 +147,7 @@ func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
 	// Two that exceed the limit at the same time may both be deleted, and return.
 	left := s.pending()
 	if len(left) > store.MaxPending || len(left) != store.MaxPending-6+int(in.Load()) {
-		t.Errorf("%d wait, of which %d were let in", len(left), in.Load())
+		t.Errorf("%d wait, of which %d were admitted", len(left), in.Load())
 	}
 	late := now.Add(time.Minute)
 	for i := range 12 {
@@ -206,7 +206,7 @@ func TestAnApprovalIsNotUndone(t *testing.T) {
 	}
 	o := s.get(attestations, s.own, "pending-"+waiting(2).ID)
 	if status, _, _ := unstructured.NestedMap(o.Object, "status"); len(status) != 0 {
-		t.Errorf("the enrolment still waits: %v", status)
+		t.Errorf("the enrollment still waits: %v", status)
 	}
 	s.delete(attestations, s.own, "pending-"+waiting(1).ID)
 	s.delete(claims, "", s.claimOf(m.UID))

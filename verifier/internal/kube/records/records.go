@@ -40,7 +40,7 @@ const (
 	callTimeout = 5 * time.Second
 	// maxTries is the maximum number of tries of a change after conflicts.
 	maxTries = 12
-	// InTrouble is true for troubleLasts after a call took slowCall or had no answer.
+	// Failing is true for troubleLasts after a call took slowCall or had no answer.
 	troubleLasts = time.Minute
 	slowCall     = time.Second
 )
@@ -93,9 +93,9 @@ func New(o Options) *Records {
 	return &Records{o: o}
 }
 
-// InTrouble reports whether a call of the API was recently slow or not answered. Then the record may
+// Failing reports whether a call of the API was recently slow or not answered. Then the record may
 // count uses of a token that another replica has not returned yet.
-func (r *Records) InTrouble() bool {
+func (r *Records) Failing() bool {
 	at := r.trouble.Load()
 	return at != 0 && time.Since(time.Unix(0, at)) < troubleLasts
 }

@@ -24,7 +24,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 	}{
 		{"EC2 answers with nothing", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Empty: true}) },
 			reason.InstanceNotFound},
-		{"EC2 knows no such instance", func(w *world) { w.cloud.Remove(w.machine.ID) }, reason.InstanceNotFound},
+		{"EC2 has no such instance", func(w *world) { w.cloud.Remove(w.machine.ID) }, reason.InstanceNotFound},
 		{"the same instance in two reservations", func(w *world) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true})
 		}, reason.MachineAmbiguous},
@@ -123,7 +123,7 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 		"10 MB":          {Body: []byte("<a>" + strings.Repeat(" ", 10<<20)), Type: "text/xml"},
 		"an answer cut off": {Body: []byte(`<?xml version="1.0"?><GetInstanceTpmEkPubResponse><instanceId>i-`),
 			Type: "text/xml"},
-		"someone else's service": {Body: []byte("ok"), Type: "text/plain"},
+		"another service": {Body: []byte("ok"), Type: "text/plain"},
 	}
 	for _, c := range calls {
 		t.Run(c.operation, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 				w.endpoint.Close()
 				refused(t, c.ask(w), reason.ProviderUnavailable)
 			})
-			t.Run("a certificate of someone else", func(t *testing.T) {
+			t.Run("a certificate of another server", func(t *testing.T) {
 				w := newWorld(t)
 				w.config.EC2.CA, w.config.STS.CA = "", ""
 				w.start()

@@ -76,7 +76,7 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 			of := k.begun
 			k.mu.Unlock()
 			set, err := k.fetch(ctx)
-			k.settle(of, set, err)
+			k.store(of, set, err)
 			return struct{}{}, err
 		})
 		key, _ = k.find(kid)
@@ -121,7 +121,7 @@ func (k *Keys) find(kid string) (*rsa.PublicKey, bool) {
 	return key, age >= keysFresh
 }
 
-func (k *Keys) settle(of int, set map[string]*rsa.PublicKey, err error) {
+func (k *Keys) store(of int, set map[string]*rsa.PublicKey, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.now()

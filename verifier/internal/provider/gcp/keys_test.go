@@ -120,7 +120,7 @@ func TestKeysAreFetchedOnceWhileTheyAreFresh(t *testing.T) {
 	w.clock.Add(2 * time.Minute) // Cache-Control said 6 hours
 	w.want(t, w.current(), 0, 2)
 	if w.calls["keys ok"] != 2 || len(w.calls) != 1 || strings.Join(w.state, ",") != "2 true true,2 true true" {
-		t.Errorf("counted %v, told %v", w.calls, w.state)
+		t.Errorf("counted %v, reported %v", w.calls, w.state)
 	}
 }
 

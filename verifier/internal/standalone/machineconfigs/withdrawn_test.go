@@ -31,7 +31,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 		{"another exists twice, and nothing was withdrawn", func(dir string) {
 			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
 		}, true},
-		{"its annotation says false, and another is broken", func(dir string) {
+		{"its annotation is \"false\", and another is broken", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", strings.Replace(public, `"true"`, `"false"`, 1))
 		}, false},
@@ -43,10 +43,10 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
 		}, false},
-		{"it exists twice, and one says false", func(dir string) {
+		{"it exists twice, and one has the annotation \"false\"", func(dir string) {
 			write(t, dir, "copy.yaml", strings.Replace(public, `"true"`, `"false"`, 1))
 		}, false},
-		{"it says something else, and another is broken", func(dir string) {
+		{"its annotation has another value, and another is broken", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", strings.Replace(public, "/etc/public", "/etc/other", 1))
 		}, false},
@@ -54,11 +54,11 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			write(t, dir, "01-more.yaml",
 				poolconfigtest.MachineConfig("01-more", "/etc/public", "password = hunter2", poolconfigtest.Needed))
 		}, false},
-		{"the pool does not choose it any more, and another is broken", func(dir string) {
+		{"the pool no longer selects it, and another is broken", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", strings.Replace(public, "role: worker", "role: other", 1))
 		}, false},
-		{"nothing at all is for everyone any more", func(dir string) {
+		{"no part is public anymore", func(dir string) {
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
 			write(t, dir, "00-base.yaml", poolconfigtest.MachineConfig("00-base", "/etc/base", "base", ""))
 		}, false},

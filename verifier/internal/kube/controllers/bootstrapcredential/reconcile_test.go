@@ -214,13 +214,13 @@ func TestACredentialIsOnTheRecordBeforeItIsPublished(t *testing.T) {
 func TestAttack_T49_ARecordWithoutAMachineReceivesNoCredential(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	for name, set := range map[string]func(on bool){
-		"a quarantined Machine":     func(on bool) { s.redeemable = denied(on, reason.Quarantined) },
-		"a joined Machine":          func(on bool) { s.redeemable = denied(on, reason.MachineJoined) },
-		"a Machine of another pool": func(on bool) { s.redeemable = denied(on, reason.MachinePool) },
-		"no Machine":                func(on bool) { s.redeemable = denied(on, reason.MachineNotFound) },
-		"a deleted Machine":         func(on bool) { s.redeemable = denied(on, reason.MachineDeleting) },
-		"a Machine that the live read says otherwise of": func(on bool) { s.confirm = denied(on, reason.StoreUnavailable) },
-		"an inventory that is out of date":               func(on bool) { s.ready = denied(on, reason.StoreUnavailable) },
+		"a quarantined Machine":                   func(on bool) { s.redeemable = denied(on, reason.Quarantined) },
+		"a joined Machine":                        func(on bool) { s.redeemable = denied(on, reason.MachineJoined) },
+		"a Machine of another pool":               func(on bool) { s.redeemable = denied(on, reason.MachinePool) },
+		"no Machine":                              func(on bool) { s.redeemable = denied(on, reason.MachineNotFound) },
+		"a deleted Machine":                       func(on bool) { s.redeemable = denied(on, reason.MachineDeleting) },
+		"a Machine that differs in the live read": func(on bool) { s.confirm = denied(on, reason.StoreUnavailable) },
+		"an inventory that is out of date":        func(on bool) { s.ready = denied(on, reason.StoreUnavailable) },
 	} {
 		uid := s.attested()
 		set(true)
@@ -315,7 +315,7 @@ func TestAPublishedCredentialIsWithdrawn(t *testing.T) {
 			defer s.mu.Unlock()
 			delete(s.records, uid)
 		},
-		"when the inventory says that the Machine joined": func(string) { s.redeemable = denied(true, reason.MachineJoined) },
+		"when the Machine joined in the inventory": func(string) { s.redeemable = denied(true, reason.MachineJoined) },
 	} {
 		uid := s.attested()
 		s.ok(s.reconcile(uid))
@@ -368,7 +368,7 @@ func TestCrashBetweenTwoSteps_LeavesEveryCredentialOnTheRecord(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			s := newSite(t, kind)
 			uid := s.attested()
-			s.beforeWrite = func(string) error { return errors.New("the API is away") }
+			s.beforeWrite = func(string) error { return errors.New("the API is unavailable") }
 			if err := s.reconcile(uid); err == nil {
 				t.Error("no error without a record")
 			}

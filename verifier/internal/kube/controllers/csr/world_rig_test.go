@@ -203,7 +203,7 @@ func TestTheStockApproverIsNoticedWhileItApproves(t *testing.T) {
 	s.run()
 	s.finds("StockApproverActive")
 	if s.count("mcs_attest_csr_stock_approver") != 1 {
-		t.Error("no metric says so")
+		t.Error("no metric reports it")
 	}
 	s.configMap("stock-switch", "config.yaml", off)
 	s.finds("")

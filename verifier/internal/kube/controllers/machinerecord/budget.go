@@ -22,9 +22,9 @@ type budget struct {
 // retrySlot is the minimum pause of a request whose turn came while all slots were in use.
 const retrySlot = 100 * time.Millisecond
 
-func newBudget(writesPerSecond float64, atOnce int) *budget {
+func newBudget(writesPerSecond float64, concurrent int) *budget {
 	return &budget{
-		rate: rate.NewLimiter(rate.Limit(writesPerSecond), int(2*writesPerSecond)+1), slots: make(chan struct{}, atOnce),
+		rate: rate.NewLimiter(rate.Limit(writesPerSecond), int(2*writesPerSecond)+1), slots: make(chan struct{}, concurrent),
 		turns: map[string]time.Time{},
 	}
 }

@@ -159,7 +159,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		defer release()
 	}
-	err := r.take(ctx, uid, step, m)
+	err := r.perform(ctx, uid, step, m)
 	if errors.Is(err, records.ErrMachineThere) {
 		result.RequeueAfter = wait.Jitter(r.o.Retry/2, 1) // the watch reports it as well
 		return result, nil
@@ -185,7 +185,7 @@ func (r *Reconciler) allowed(uid string, step record.Step, m *machine.Machine) b
 	return r.o.Settled(namespace, step == record.StepRelease)
 }
 
-func (r *Reconciler) take(ctx context.Context, uid string, step record.Step, m *machine.Machine) error {
+func (r *Reconciler) perform(ctx context.Context, uid string, step record.Step, m *machine.Machine) error {
 	now := r.o.Now()
 	change := func(f func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
 		return r.o.Records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {

@@ -104,6 +104,6 @@ func TestReconcile_ReportsAMismatchUntilItEnds(t *testing.T) {
 	want("it is gone", 2, 1, 0, "master-0")
 	c.set(nil, false) // another replica leads
 	if _, known := c.ControlPlaneNodes(nil); known || len(c.Findings()) > 0 {
-		t.Error("a replica that does not lead knows of roles")
+		t.Error("a replica that does not lead reports roles")
 	}
 }
