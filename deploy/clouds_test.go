@@ -3,15 +3,12 @@
 package deploy
 
 import (
-	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
@@ -101,36 +98,9 @@ func TestDefaultPolicies_HaveTheExpectedContent(t *testing.T) {
 
 // withComponent returns the OpenShift overlay with a cloud's component, as in a cluster's
 // own overlay.
-func withComponent(t *testing.T, platform string) []*unstructured.Unstructured {
+func withComponent(t *testing.T, component string) []*unstructured.Unstructured {
 	t.Helper()
-	bin, err := cluster.Binaries(t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(".")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "my-cluster"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: " +
-		"[../deploy/overlays/openshift]\ncomponents: [../deploy/components/" + platform + "]\n"
-	if err := os.WriteFile(filepath.Join(dir, "my-cluster", "kustomization.yaml"), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), "kustomize", filepath.Join(dir, "my-cluster"))
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("kubectl kustomize %s: %v", platform, err)
-	}
-	objects, err := parse(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return objects
+	return kustomize(t, "openshift", []string{component}, nil)
 }
 
 func daemonSetOf(t *testing.T, objects []*unstructured.Unstructured) *apps.DaemonSet {

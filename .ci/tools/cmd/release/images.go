@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,13 +27,17 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// coreos is the image with what is added to an image of Fedora CoreOS or RHCOS.
-const coreos = "mcs-attest-coreos"
+// coreos is the image with what is added to an image of Fedora CoreOS or RHCOS. bundleImage is the one that OLM reads.
+const (
+	coreos      = "mcs-attest-coreos"
+	bundleImage = "mcs-attest-bundle"
+)
 
-// An image is one layer for each architecture.
+// An image is one layer for each architecture. Labels are in addition to those of all images.
 type image struct {
 	name, title string
 	config      v1.Config
+	labels      func() (map[string]string, error)
 	layer       func(ctx context.Context, arch string) ([]entry, error)
 }
 
@@ -46,6 +51,11 @@ func (r *release) all() []image {
 		{
 			name: coreos, title: "The agent, its dracut module and its units, for a layer on a CoreOS image",
 			layer: r.coreosLayer,
+		},
+		{
+			// After the verifier, whose digest it names.
+			name: bundleImage, title: "The bundle for the Operator Lifecycle Manager",
+			layer: r.bundleLayer, labels: r.bundleLabels,
 		},
 	}
 }
@@ -85,6 +95,13 @@ func (r *release) index(ctx context.Context, i image) (v1.ImageIndex, error) {
 		"org.opencontainers.image.version":     r.version,
 		"org.opencontainers.image.revision":    r.commit,
 		"io.openshift.tags":                    "security",
+	}
+	if i.labels != nil {
+		more, err := i.labels()
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(labels, more)
 	}
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, arch := range r.architectures {

@@ -201,7 +201,7 @@ func TestImages_OfOtherArchitecturesRunThere(t *testing.T) {
 	}
 }
 
-func TestPush_CopiesBothImagesWithEachArchitecture(t *testing.T) {
+func TestPush_CopiesEachImageWithEachArchitecture(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	to, err := name.NewRepository(strings.TrimPrefix(server.URL, "http://") + "/team")
@@ -212,7 +212,7 @@ func TestPush_CopiesBothImagesWithEachArchitecture(t *testing.T) {
 	if err := r.push(t.Context(), to); err != nil {
 		t.Fatal(err)
 	}
-	for _, image := range []string{verifier, coreos} {
+	for _, image := range []string{verifier, coreos, bundleImage} {
 		want, err := stored(r.file("images", image))
 		if err != nil {
 			t.Fatal(err)

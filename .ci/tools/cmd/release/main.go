@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command release makes what a version of mcs-attest ships, for each architecture: the programs, what goes
-// into an initramfs, RPM and deb packages, OCI images, the manifest of the kubectl plug-in, lists of what
-// the programs consist of, the provenance, and the checksums.
+// into an initramfs, RPM and deb packages, OCI images, the Helm chart and the OLM bundle, the manifest of the
+// kubectl plug-in, lists of what the programs consist of, the provenance, and the checksums.
 //
 //	release -version v0.3.0 [-source DIR] [-o DIR] [-arch LIST] [-key FILE] [-push REGISTRY/PATH]
 //
@@ -142,6 +142,7 @@ func (r *release) make(ctx context.Context) error {
 	}{
 		{"lists of modules", r.sboms},
 		{"images", r.images},
+		{"Helm chart and OLM bundle", r.charts},
 		{"manifest of the kubectl plug-in", r.krew},
 	} {
 		r.say("%s", step.what)

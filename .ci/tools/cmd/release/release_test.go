@@ -186,6 +186,7 @@ func TestRelease_ChecksumsCoverEveryFile(t *testing.T) {
 	for _, want := range []string{
 		"mcs-attest-initramfs-linux-ARCH.cpio.zst", "mcs-attest-dracut-linux-ARCH.tar.gz",
 		"mcs-attest-agent-linux-ARCH.cdx.json", "kubectl-attest-linux-ARCH.tar.gz", "provenance.json", "attest.yaml",
+		"mcs-attest-0.9.0-rc.1.tgz", "olm-namespace.yaml", "olm-remainder.yaml",
 	} {
 		if want = strings.ReplaceAll(want, "ARCH", runtime.GOARCH); !strings.Contains(list, "  "+want+"\n") {
 			t.Errorf("%s is missing", want)
