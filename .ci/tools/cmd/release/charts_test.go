@@ -25,12 +25,12 @@ func sameFiles(t *testing.T, dir string, want map[string][]byte) {
 }
 
 func TestCharts_TheChartIsThatOfTheVersion(t *testing.T) {
+	dir, released := t.TempDir(), dist(t)
 	want, err := manifests.Chart(filepath.Join(scratch, "a"), testVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	command(t, "tar", "-C", dir, "-xzf", filepath.Join(dist(t), "mcs-attest-0.9.0-rc.1.tgz"))
+	command(t, "tar", "-C", dir, "-xzf", filepath.Join(released, "mcs-attest-0.9.0-rc.1.tgz"))
 	sameFiles(t, filepath.Join(dir, manifests.Name), want)
 }
 
