@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	x509ext "github.com/google/go-attestation/x509"
+
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
@@ -26,6 +28,9 @@ const MaxAKCertificateSize = 16 << 10
 // name an instance of Compute Engine. Without it, the anchor vouches only for keys, whatever its
 // certificates contain.
 const VouchesForGCE = "vouches for: gce instances"
+
+// vendorGoogle is the TCG vendor ID in the certificates of Google's virtual TPMs.
+const vendorGoogle = "id:474F4F47"
 
 // oidAIKCertificate is tcg-kp-AIKCertificate (TCG Credential Profiles for TPM Family 1.2, 3.4; also
 // used for 2.0).
@@ -67,7 +72,7 @@ func NewAKCertificateEndorser(all []anchors.Anchor) AKCertificateEndorser {
 //   - its key may sign: key usage with digitalSignature, as Google and Microsoft issue it. Google's
 //     EK certificates come from the same root and do not have it;
 //   - its extended key usages, if any, include tcg-kp-AIKCertificate. Microsoft's certificates have
-//     it; Google's have none;
+//     it; Google's have none, except for those of 2021 and 2022 ([isGoogleEKForm]);
 //   - its key is the AK;
 //   - now is within its validity, with [ClockLeeway] at the beginning;
 //   - it chains to an anchor now ([reason.EKUntrusted], like the next). An AK is certified together
@@ -123,7 +128,8 @@ func checkAKCertificate(leaf *x509.Certificate, ak *AK) error {
 		return errors.New("its key usage does not allow signing")
 	}
 	isAIK := func(usage asn1.ObjectIdentifier) bool { return usage.Equal(oidAIKCertificate) }
-	if len(leaf.ExtKeyUsage)+len(leaf.UnknownExtKeyUsage) > 0 && !slices.ContainsFunc(leaf.UnknownExtKeyUsage, isAIK) {
+	if len(leaf.ExtKeyUsage)+len(leaf.UnknownExtKeyUsage) > 0 && !slices.ContainsFunc(leaf.UnknownExtKeyUsage, isAIK) &&
+		!isGoogleEKForm(leaf) {
 		return fmt.Errorf("extended key usages without tcg-kp-AIKCertificate (%v)", oidAIKCertificate)
 	}
 	if key, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !key.Equal(ak.PublicKey()) {
@@ -132,14 +138,39 @@ func checkAKCertificate(leaf *x509.Certificate, ak *AK) error {
 	return nil
 }
 
-// instance returns the instance of Compute Engine that leaf names, or nil.
-func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509.Certificate) (*gceInstance, error) {
-	var value []byte
+// isGoogleEKForm reports whether leaf has the form in which Google certified AKs in 2021 and 2022. It
+// is that of an EK certificate, with tcg-kp-EKCertificate and a critical subjectAltName with the name
+// of Google's TPM. Only the key usage is that of an AK. Google's EKs of that time cannot sign.
+//
+// Such a certificate names an instance, so it must be below an anchor of Compute Engine. The
+// subjectAltName is removed from the list of unhandled critical extensions.
+func isGoogleEKForm(leaf *x509.Certificate) bool {
+	if leaf.KeyUsage != x509.KeyUsageDigitalSignature || instanceExtension(leaf) == nil {
+		return false
+	}
+	ek := *leaf
+	ek.KeyUsage = x509.KeyUsageKeyAgreement | x509.KeyUsageKeyEncipherment
+	profile, err := x509ext.ToEKCertificate(&ek)
+	if err != nil || profile.TpmManufacturer != vendorGoogle || !profile.HasEkcExtendedKeyUsage {
+		return false
+	}
+	leaf.UnhandledCriticalExtensions = ek.UnhandledCriticalExtensions
+	return true
+}
+
+// instanceExtension returns the content of Google's extension, or nil.
+func instanceExtension(leaf *x509.Certificate) []byte {
 	for _, ext := range leaf.Extensions { // crypto/x509 rejects duplicates
 		if ext.Id.Equal(oidGCEInstance) {
-			value = ext.Value
+			return ext.Value
 		}
 	}
+	return nil
+}
+
+// instance returns the instance of Compute Engine that leaf names, or nil.
+func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509.Certificate) (*gceInstance, error) {
+	value := instanceExtension(leaf)
 	if value == nil {
 		return nil, nil
 	}

@@ -67,6 +67,7 @@ func TestPublishedAKCertificates(t *testing.T) {
 		name, providerID, instanceID string
 	}{
 		{"gce-ak", "gce://core-eso/us-central1-a/instance-1", "gcp:6524697943022743941"},
+		{"gce-ak-2022", "gce://google.com:wuale-gcp-testing/us-central1-a/cs-debug", "gcp:5780156274199835632"},
 		{"azure-ak", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -83,7 +84,7 @@ func TestPublishedAKCertificates(t *testing.T) {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 			// The same certificate with only the other cloud's roots.
-			other := map[string]string{"gce-ak": "Microsoft", "azure-ak": "Google"}[c.name]
+			other := map[string]string{"gce-ak": "Microsoft", "gce-ak-2022": "Microsoft", "azure-ak": "Google"}[c.name]
 			var roots []trust.Anchor
 			for _, a := range tpm2.DefaultAKRoots() {
 				if a.Root && strings.Contains(a.Certificate.Subject.String(), other) {
@@ -94,12 +95,14 @@ func TestPublishedAKCertificates(t *testing.T) {
 			denied(t, err, reason.EKUntrusted)
 		})
 	}
-	t.Run("the EK certificate of the same machine is not an AK's", func(t *testing.T) {
-		cert := published(t, "gce-ek")
-		_, err := endorser.Endorse(t.Context(),
-			tpm2.Identity{AK: akOf(t, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}, today)
-		denied(t, err, reason.EKCertificateInvalid)
-	})
+	for _, name := range []string{"gce-ek", "gce-ek-2022"} {
+		t.Run("the EK certificate of the same machine is not an AK's: "+name, func(t *testing.T) {
+			cert := published(t, name)
+			_, err := endorser.Endorse(t.Context(),
+				tpm2.Identity{AK: akOf(t, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}, today)
+			denied(t, err, reason.EKCertificateInvalid)
+		})
+	}
 }
 
 // An anchor that is close to its end needs the administrator's attention and must not be part of a

@@ -9,8 +9,11 @@ import (
 	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/go-attestation/oid"
@@ -61,8 +64,8 @@ type EKCertificate struct {
 //   - every key is RSA of 2048 to 4096 bits or on P-256 or P-384. After the first certificate, one
 //     on P-521 is ignored; it is used only if it is in Roots;
 //   - the first is an EK certificate: TCG EK Credential Profile 2.6, section 3.2, as go-attestation
-//     checks it. A critical subjectAltName with only a directoryName is accepted; any other unknown
-//     critical extension is rejected;
+//     checks it, except for known deviations of the TPM's manufacturer. A critical subjectAltName
+//     with only a directoryName is accepted; any other unknown critical extension is rejected;
 //   - its extended key usages, if any, include tcg-kp-EKCertificate;
 //   - its key is ek;
 //   - now is within its validity, with [ClockLeeway] at the beginning;
@@ -153,13 +156,63 @@ func checkCertificateKey(key crypto.PublicKey) error {
 	return fmt.Errorf("key of type %T is not accepted", key)
 }
 
+// TCG vendor IDs (TCG TPM Vendor ID Registry 1.06) with deviations.
+const (
+	vendorAMD   = "id:414D4400"
+	vendorIntel = "id:494E5443"
+)
+
+var oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
+
+// deviation is a departure from the profile in the certificates of genuine TPMs.
+type deviation struct {
+	what    string
+	vendors []string
+	// correct changes a copy of the certificate to the profile's form. It returns false if the
+	// certificate does not deviate.
+	correct func(*x509.Certificate) bool
+}
+
+// deviations are those that are known. docs/evidence/tpm2.md has their sources.
+var deviations = []deviation{
+	{"basicConstraints is not critical", []string{vendorAMD}, func(c *x509.Certificate) bool {
+		i := slices.IndexFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(oidBasicConstraints) })
+		if i < 0 || c.Extensions[i].Critical {
+			return false
+		}
+		c.Extensions = slices.Clone(c.Extensions)
+		c.Extensions[i].Critical = true
+		return true
+	}},
+	{"an ECC key whose usage is only keyEncipherment", []string{vendorAMD, vendorIntel}, func(c *x509.Certificate) bool {
+		if c.PublicKeyAlgorithm != x509.ECDSA || c.KeyUsage != x509.KeyUsageKeyEncipherment {
+			return false
+		}
+		c.KeyUsage = x509.KeyUsageKeyAgreement
+		return true
+	}},
+}
+
 // checkEKProfile removes the subjectAltName from cert's list of unhandled critical extensions after
 // it has parsed it.
 func checkEKProfile(cert *x509.Certificate) (*x509ext.EKCertificate, error) {
-	profile, err := x509ext.ToEKCertificate(cert)
+	corrected := *cert
+	var found []deviation
+	for _, d := range deviations {
+		if d.correct(&corrected) {
+			found = append(found, d)
+		}
+	}
+	profile, err := x509ext.ToEKCertificate(&corrected)
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
+	for _, d := range found {
+		if !slices.Contains(d.vendors, profile.TpmManufacturer) {
+			return nil, fmt.Errorf("profile: %s, in a certificate of manufacturer %.40q", d.what, profile.TpmManufacturer)
+		}
+	}
+	cert.UnhandledCriticalExtensions, profile.Certificate = corrected.UnhandledCriticalExtensions, cert
 	if left := cert.UnhandledCriticalExtensions; len(left) > 0 {
 		return nil, fmt.Errorf("unknown critical extension %v", left[0])
 	}
