@@ -234,7 +234,7 @@ func anchors(page string) map[string]bool {
 }
 
 // A path in backticks that is written like one of this tree is one.
-func TestArchitectureNamesWhatIsThere(t *testing.T) {
+func TestArchitecture_NamesExistingPackages(t *testing.T) {
 	page := fence.ReplaceAllString(read(t, "docs/architecture.md"), "")
 	path := regexp.MustCompile(`^(agent|verifier|pkg|proto|dracut|testvm|docs)(/[a-z0-9][a-zA-Z0-9_.-]*)+/?$`)
 	named := 0

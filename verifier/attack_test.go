@@ -545,7 +545,7 @@ func TestSwitchingModesDropsNoRequest(t *testing.T) {
 	}
 }
 
-func TestABreakGlassTokenOpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
+func TestBreakGlassToken_OpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
 	v := newVerifier(t)
 	var out, errOut bytes.Buffer
 	args := []string{"token", "break-glass", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--pool", "worker",
@@ -609,7 +609,7 @@ func TestHealthAndReadiness(t *testing.T) {
 	}, func() string { return "the gate's healthz is 200 without a policy" })
 }
 
-func TestASecondVerifierOnTheSameFolderIsRefused(t *testing.T) {
+func TestServe_RejectsASecondVerifierOfAFolder(t *testing.T) {
 	v := newVerifier(t)
 	_, err := serve.New(v.config, v.server.Log, v.now, "test")
 	var h *hint.Error

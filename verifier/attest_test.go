@@ -22,7 +22,7 @@ import (
 // later is long enough after an attestation for the machine to have another.
 const later = 10 * time.Second
 
-func TestAnEnrolledMachineAttestsFetchesAndIsRecorded(t *testing.T) {
+func TestAttest_EnrolledMachineFetchesAndIsRecorded(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enroll("m1", "worker", n.id.EKSPKI)
@@ -373,7 +373,7 @@ func TestAttack_T32_AttestingAfterTheCap(t *testing.T) {
 	}
 }
 
-func TestAGenuineTPMWaitsForApprovalAndGetsIn(t *testing.T) {
+func TestAttest_GenuineTPMWaitsForApproval(t *testing.T) {
 	v := newVerifier(t)
 	tpm := swtpmtest.Start(t, "sha256")
 	n := newNode(t, v, tpm)
@@ -431,7 +431,7 @@ func TestQuarantineStopsAttestationAndRedemption(t *testing.T) {
 	}
 }
 
-func TestAJoinedMachineNeedsAGrantToAttestAgain(t *testing.T) {
+func TestAttest_JoinedMachineNeedsAGrant(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	created := time.Now().UTC().Format(time.RFC3339)
@@ -510,7 +510,7 @@ func TestAuditModeIssuesNoTokenAndOffRequiresNothing(t *testing.T) {
 	}
 }
 
-func TestTheClaimsOfATokenAreThoseOfTheMachine(t *testing.T) {
+func TestAttest_TokenHasTheClaimsOfTheMachine(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enroll("m1", "worker", n.id.EKSPKI)

@@ -416,10 +416,10 @@ func fatalIf(tb testing.TB, err error) {
 	}
 }
 
-// TestTheLibrariesAgreeOnTheBenchmark holds that the benchmark compares like with
+// TestBenchmark_LibrariesAgreeOnTheEvidence holds that the benchmark compares like with
 // like: all three accept the evidence, and all three refuse it with one event of
 // the log changed.
-func TestTheLibrariesAgreeOnTheBenchmark(t *testing.T) {
+func TestBenchmark_LibrariesAgreeOnTheEvidence(t *testing.T) {
 	c := converse(t, attester.ECCP384, testdata.Rhel8EventLog)
 	ak, err := tpm2.ParseAK(c.id.AKPublic)
 	fatalIf(t, err)

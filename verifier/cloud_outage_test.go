@@ -177,7 +177,7 @@ func TestTwoFirstBootsAndAnOutageBetween(t *testing.T) {
 
 // An enrollment is enough where only the machine itself names an instance,
 // whatever a cloud says of its TPM.
-func TestAnEnrolledTPMOfAnInstanceWithoutOne(t *testing.T) {
+func TestAttest_EnrollmentSufficesIfOnlyClaimsNameAnInstance(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256")
 	s := newSite(t, "aws")
 	s.policy("  evidence: [{all: [tpm2]}]\n  tpm2: {endorsements: [provider, enrolled]}\n")
@@ -202,7 +202,7 @@ func (s *site) admittedBy(n *node) v1alpha1.Endorsement {
 }
 
 // Azure's resource ids do not distinguish case.
-func TestTheCaseOfAResourceID(t *testing.T) {
+func TestAttest_AzureResourceIDsIgnoreCase(t *testing.T) {
 	s := newSite(t, "azure")
 	id := s.add("worker-0", nil)
 	s.machine("worker-0", id)

@@ -361,7 +361,7 @@ func TestSavedCloudEvidenceIsAppraisedAgain(t *testing.T) {
 }
 
 // A policy that no machine can satisfy is reported once.
-func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
+func TestReport_NamesAnUnconfiguredCloudOnce(t *testing.T) {
 	s := newSite(t, "gcp")
 	s.policy("  evidence: [{all: [aws-iid, tpm2]}]\n")
 	for range 2 {

@@ -256,7 +256,7 @@ spec:
 }
 
 // If a file of configs exists but cannot be used, the rendered config is not served instead.
-func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
+func TestConfigFile_RenderedConfigDoesNotReplaceABrokenOne(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n",
 		map[string]string{"configs/worker.ign": "{", "configs/worker.pre-approved.ign": "{"}))
 	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable {
@@ -287,7 +287,7 @@ func TestConfigFile_ThatShadowsARenderedConfigIsReported(t *testing.T) {
 
 // B10: with the policy off again everything is as it was before there was a gate: the
 // same config for everyone, of unchanged MachineConfigs.
-func TestADowngradeLeavesTheMachineConfigsAndServesThemAsBefore(t *testing.T) {
+func TestDowngrade_ServesUnchangedMachineConfigs(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	before := treeHash(t, filepath.Join(v.dir, "machineconfigs"))
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))

@@ -168,7 +168,7 @@ func TestAttack_T49_AStolenFrontAdmitsOnlyMachinesThatWait(t *testing.T) {
 }
 
 // The leader ended without releasing its Lease. Another replica makes the credential before the Lease expires.
-func TestACredentialIsMadeWhileNoReplicaLeads(t *testing.T) {
+func TestCredential_IsCreatedWhileNoReplicaLeads(t *testing.T) {
 	j := newJoining(t)
 	first := j.serve(0, "credential: {}\n")
 	j.fetched(t, first, "worker-0") // the keys exist

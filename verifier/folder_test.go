@@ -41,7 +41,7 @@ func TestUnmountedFolder_DeletesNoRecord(t *testing.T) {
 	}
 }
 
-func TestAnEmptiedPolicyKeepsWhatWasInForce(t *testing.T) {
+func TestFolder_EmptiedPolicyStaysInForce(t *testing.T) {
 	v := newVerifier(t)
 	v.policy("  mode: Audit\n")
 	const worker = "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: worker}\n" +
@@ -65,7 +65,7 @@ func TestAnEmptiedPolicyKeepsWhatWasInForce(t *testing.T) {
 	}
 }
 
-func TestAQuarantineOutlivesAFileThatBreaks(t *testing.T) {
+func TestFolder_QuarantineSurvivesABrokenFile(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.change("machines/w0.yaml", "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata:\n  name: w0\n"+

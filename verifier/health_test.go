@@ -159,7 +159,7 @@ func TestReadinessInDetail(t *testing.T) {
 	}
 }
 
-func TestAVerifierWhoseUpstreamIsItselfDoesNotStart(t *testing.T) {
+func TestServe_RejectsItselfAsUpstream(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "localhost", "127.8.8.8", "[::1]"} {
 		for _, listen := range []string{"127.0.0.1", ""} {
 			if listen != "" && host != "127.0.0.1" && host != "localhost" {

@@ -159,7 +159,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-func TestTheKubeconfig(t *testing.T) {
+func TestConfig_HasTheServersKubeconfig(t *testing.T) {
 	c := answer(t, worker(ignition), extras(), version(3, 5))
 	var k map[string]any
 	if err := yaml.UnmarshalStrict([]byte(file(t, c, mcs.KubeconfigPath)), &k); err != nil {
@@ -213,7 +213,7 @@ func TestAttack_T55_APreApprovedConfigGetsNoCredential(t *testing.T) {
 	}
 }
 
-func TestTheNodesAnnotations(t *testing.T) {
+func TestConfig_HasTheNodesAnnotations(t *testing.T) {
 	const name = "rendered-worker-0123456789abcdef0123456789abcdef"
 	read := func(x mcs.Extras) map[string]string {
 		var got map[string]string
@@ -304,7 +304,7 @@ func TestKernelArgumentsMoveForOldClients(t *testing.T) {
 }
 
 // The daemon of an old boot image parses this config, and accepts only versions that it knows.
-func TestTheEncapsulatedConfigHasTheRequestedVersion(t *testing.T) {
+func TestConfig_EncapsulatesTheRequestedVersion(t *testing.T) {
 	for _, v := range all {
 		got := string(encapsulated(t, worker(ignition), extras(), v, mcs.EncapsulatedPath).Spec.Config.Raw)
 		if want := `{"ignition":{"version":"` + v.String() + `"}}`; got != want {

@@ -115,7 +115,7 @@ func TestPreApproved_ExplainsEachPart(t *testing.T) {
 			true, "it contains the pull secret: the file /var/lib/kubelet/config.json"},
 		{"a customer's is out", "file", "/etc/chrony.conf", true,
 			"no controller of the machine-config-operator generated it"},
-		{"the explanation names what cannot be added later", "luks", "data", true, "a node that has joined cannot apply it anymore"},
+		{"names what cannot be added later", "luks", "data", true, "a node that has joined cannot apply it anymore"},
 		{"fips is in, from any MachineConfig", "fips", "true", false, "not secret"},
 		{"the image is in", "osImageURL", r.Config.Spec.OSImageURL, false, "every node of the pool"},
 	} {

@@ -161,7 +161,7 @@ func TestCompressionFollowsTheContents(t *testing.T) {
 	}
 }
 
-func TestAnEmptyCompressionDoesNotChangeTheName(t *testing.T) {
+func TestRender_EmptyCompressionDoesNotChangeTheName(t *testing.T) {
 	with := full(t, "worker", cluster(t, withFile("70-a", "/etc/site.conf", empty)))
 	without := full(t, "worker", cluster(t, withFile("70-a", "/etc/site.conf", plain)))
 	if with.Config.Name != without.Config.Name {
@@ -310,7 +310,7 @@ func setStream(in *render.Input, name string) {
 	}
 }
 
-func TestARenderedConfigNamesItsController(t *testing.T) {
+func TestRender_NamesTheControllersVersion(t *testing.T) {
 	const key = "machineconfiguration.openshift.io/generated-by-controller-version"
 	in := cluster(t)
 	for _, pool := range []string{"worker", "infra"} {

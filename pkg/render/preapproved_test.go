@@ -82,7 +82,7 @@ func TestPreApproved_SelectsMachineConfigs(t *testing.T) {
 		{"one that something else owns is out", owned("apps/v1", "Deployment"), false, "no controller owns it"},
 		{"a rendered one is out", owned("machineconfiguration.openshift.io/v1", "MachineConfigPool"), false,
 			"no controller owns it"},
-		{"a generated one with the annotation \"false\" is not included", strings.Replace(owned("config.openshift.io/v1", "Image"), generated,
+		{"a generated one with \"false\" is excluded", strings.Replace(owned("config.openshift.io/v1", "Image"), generated,
 			generated+"\n    "+needs+`"false"`, 1), false, "annotation"},
 		{"a generated one with a secret is out", strings.Replace(owned("config.openshift.io/v1", "Image"), b64("a setting"),
 			b64("password = hunter2"), 1), false, "it contains a password or token: the file /etc/probe"},
@@ -149,7 +149,7 @@ func definitionsOf(t *testing.T, r *render.Rendered) map[string]string {
 	return out
 }
 
-func TestThePreApprovedPartIsAStrictSubsetOfTheWhole(t *testing.T) {
+func TestPreApproved_IsAStrictSubsetOfTheWhole(t *testing.T) {
 	// Random pools whose MachineConfigs do not override each other. The part is a strict subset
 	// of the whole with the same values, and has nothing that is not allowed.
 	for seed := range uint64(20) {

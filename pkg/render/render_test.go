@@ -218,7 +218,7 @@ func TestFull_AgreesWithTheMachineConfigController(t *testing.T) {
 	}
 }
 
-func TestTheOrderOfTheMergeIsTheMachineConfigControllers(t *testing.T) {
+func TestRender_MergesInTheMachineConfigControllersOrder(t *testing.T) {
 	in := cluster(t)
 	slices.Reverse(in.Configs) // the order of the input does not matter
 	worker, infra := full(t, "worker", in), full(t, "infra", in)

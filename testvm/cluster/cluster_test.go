@@ -272,7 +272,7 @@ func backend(t *testing.T, name string) net.Listener {
 	return l
 }
 
-func TestALoadBalancerDropsADeadBackend(t *testing.T) {
+func TestHAProxy_DropsADeadBackend(t *testing.T) {
 	c := StartShared(t)
 	one, two := backend(t, "one"), backend(t, "two")
 	both := []string{one.Addr().String(), two.Addr().String()}

@@ -542,7 +542,7 @@ func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
 	c.try(t, attempts, true)
 }
 
-func TestTheVerifierReachesTheMCS(t *testing.T) {
+func TestRules_LetTheVerifierReachTheMCS(t *testing.T) {
 	c := start(t, true)
 	c.load(t)
 	for _, address := range []string{"127.0.0.1:22623", "[::1]:22623", "127.22.62.3:22644"} {
@@ -593,7 +593,7 @@ func TestBalancerThatKeepsItsAddress(t *testing.T) {
 	c.try(t, attempts(theVerifier), true)
 }
 
-func TestAListedClientMayUseThePlainPort(t *testing.T) {
+func TestRules_LetAListedClientUseThePlainPort(t *testing.T) {
 	c := start(t, true)
 	c.load(t)
 	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", refused},

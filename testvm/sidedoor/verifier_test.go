@@ -97,7 +97,7 @@ func (c *cluster) realVerifier(t *testing.T) {
 
 // The verifier itself on the way that the rules allow: a node receives the MCS's config on 22623,
 // and it passed through the verifier.
-func TestTheVerifierItselfIsBetweenTheNodesAndTheMCS(t *testing.T) {
+func TestRules_LetNodesReachTheMCSOnlyThroughTheVerifier(t *testing.T) {
 	c := start(t, false)
 	c.load(t)
 	c.nft(cp, pluginRules)

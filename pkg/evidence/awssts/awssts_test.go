@@ -113,7 +113,7 @@ func refused(t *testing.T, err error, want reason.Code) {
 	}
 }
 
-func TestAnInstanceProvesItself(t *testing.T) {
+func TestVerify_AcceptsAnInstancesOwnDocument(t *testing.T) {
 	w := newSetup(t)
 	s, err := w.present(w.own())
 	if err != nil {
@@ -132,7 +132,7 @@ func TestAnInstanceProvesItself(t *testing.T) {
 	}
 }
 
-func TestAnInstanceInChinaProvesItself(t *testing.T) {
+func TestVerify_AcceptsAnInstanceInChina(t *testing.T) {
 	w := newSetup(t)
 	w.instance = w.cloud.Add(aws.Instance{Role: "demo-worker-role", Zone: "cn-north-1b"})
 	c, _ := w.cloud.Credentials(w.instance.ID)
@@ -145,7 +145,7 @@ func TestAnInstanceInChinaProvesItself(t *testing.T) {
 	}
 }
 
-func TestTheMachineMustBeTheSigner(t *testing.T) {
+func TestConfirm_DeniesTheDocumentOfAnotherMachine(t *testing.T) {
 	w := newSetup(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
@@ -231,7 +231,7 @@ func TestMissingConfigurationDenies(t *testing.T) {
 	}
 }
 
-func TestTheNodesClockMayBeOffByMinutes(t *testing.T) {
+func TestVerify_AcceptsAClockThatDiffersByMinutes(t *testing.T) {
 	w := newSetup(t)
 	c, _ := w.cloud.Credentials(w.instance.ID)
 	for off, good := range map[time.Duration]bool{0: true, 14 * time.Minute: true, -14 * time.Minute: true,

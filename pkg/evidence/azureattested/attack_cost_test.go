@@ -206,7 +206,7 @@ func TestDenialConcernsTheSigningCertificate(t *testing.T) {
 }
 
 // An unknown authority is a temporary denial, until the administrator adds it.
-func TestAnUnknownAuthorityIsTemporary(t *testing.T) {
+func TestVerify_DeniesAnUnknownAuthorityTemporarily(t *testing.T) {
 	w := newSetup(t)
 	w.passes()
 	roots, none := pool(w.cloud.Root()), x509.NewCertPool()

@@ -19,7 +19,7 @@ import (
 
 // A document from Azure, with the default roots. It was created without a nonce, so it matches no
 // transcript. The test only checks that its signature is Azure's.
-func TestADocumentThatAzureSigned(t *testing.T) {
+func TestVerify_AcceptsADocumentThatAzureSigned(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join("testdata", "eastus-2025", "document.der"))
 	if err != nil {
 		t.Fatal(err)

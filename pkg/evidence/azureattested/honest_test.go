@@ -126,7 +126,7 @@ func denied(t testing.TB, err error, want reason.Code) {
 	}
 }
 
-func TestAnHonestDocument(t *testing.T) {
+func TestVerify_AcceptsAnHonestDocument(t *testing.T) {
 	w := newSetup(t)
 	claim, err := w.verify()
 	if err != nil {
@@ -316,7 +316,7 @@ func TestWrongClockIsTemporary(t *testing.T) {
 	}
 }
 
-func TestTheMachineIsTheCandidate(t *testing.T) {
+func TestConfirm_AcceptsOnlyTheMachineOfTheDocument(t *testing.T) {
 	other := "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/ocp-x7k2p-rg/providers/Microsoft.Compute/virtualMachines/ocp-worker-2"
 	for name, test := range map[string]struct {
 		provider string // instead of the machine's

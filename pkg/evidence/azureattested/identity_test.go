@@ -65,7 +65,7 @@ func (w *setup) token(change func(map[string]any)) []byte {
 	return []byte(token)
 }
 
-func TestTheTokenOfTheManagedIdentity(t *testing.T) {
+func TestConfirm_ChecksTheManagedIdentitysToken(t *testing.T) {
 	const user = "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/workers"
 	set := func(name string, to any) func(map[string]any) {
 		return func(c map[string]any) {

@@ -157,7 +157,7 @@ func TestJoinKeys(t *testing.T) {
 }
 
 // A verifier that has the keys only in a file.
-func TestAStaticSetVerifies(t *testing.T) {
+func TestVerify_AcceptsKeysFromAFile(t *testing.T) {
 	w := newFreshSetup(t)
 	static, err := gcpidentity.ParseKeys("google-keys/now.json", w.cloud.Keys())
 	if err != nil {

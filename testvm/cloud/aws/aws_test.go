@@ -52,7 +52,7 @@ func provider(c aws.Credentials) sdk.CredentialsProvider {
 	return credentials.NewStaticCredentialsProvider(c.AccessKeyID, c.SecretAccessKey, c.SessionToken)
 }
 
-func TestTheRealClientReadsTheMetadataService(t *testing.T) {
+func TestMetadata_AnswersTheRealClient(t *testing.T) {
 	c := aws.New(aws.Options{})
 	i := c.Add(aws.Instance{Role: "worker", UserData: []byte(`{"ignition":{}}`), Tags: map[string]string{"Name": "w"}})
 	m := metadata(t, c, i.ID)
@@ -100,7 +100,7 @@ func TestTheRealClientReadsTheMetadataService(t *testing.T) {
 	}
 }
 
-func TestTheMetadataServiceNeedsAToken(t *testing.T) {
+func TestMetadata_RequiresAToken(t *testing.T) {
 	c := aws.New(aws.Options{})
 	i := c.Add(aws.Instance{})
 	s := httptest.NewServer(c.Metadata(i.ID))
@@ -203,7 +203,7 @@ func TestOpenSSLVerifiesTheDocument(t *testing.T) {
 	}
 }
 
-func TestTheRealClientAsksEC2(t *testing.T) {
+func TestEC2_AnswersTheRealClient(t *testing.T) {
 	c := aws.New(aws.Options{})
 	ek := []byte("not a key, but bytes")
 	i := c.Add(aws.Instance{Role: "worker", Tags: map[string]string{"kubernetes.io/cluster/demo": "owned"},
@@ -254,7 +254,7 @@ func TestTheRealClientAsksEC2(t *testing.T) {
 	}
 }
 
-func TestTheRealClientAsksSTS(t *testing.T) {
+func TestSTS_AnswersTheRealClient(t *testing.T) {
 	c := aws.New(aws.Options{})
 	i := c.Add(aws.Instance{Role: "worker"})
 	url, client := api(t, c)

@@ -149,7 +149,7 @@ func TestDocumentHasAzuresForm(t *testing.T) {
 	}
 }
 
-func TestTheTokenStaysTheSame(t *testing.T) {
+func TestMetadata_KeepsATokenUntilItsEndNears(t *testing.T) {
 	c, i := machine(t)
 	const path = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=api://x"
 	_, one := ask(t, c.Metadata(i), path, nil)
@@ -168,7 +168,7 @@ func TestTheTokenStaysTheSame(t *testing.T) {
 	}
 }
 
-func TestTheAPIOverHTTPS(t *testing.T) {
+func TestServe_AnswersOverHTTPS(t *testing.T) {
 	c, i := machine(t)
 	before := c.Calls("vm")
 	s, err := c.Serve()

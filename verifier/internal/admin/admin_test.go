@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 )
 
-func TestTheSocketAnswersItsOwnerWhileItServes(t *testing.T) {
+func TestSocket_AnswersItsOwnerWhileItServes(t *testing.T) {
 	dir, err := os.MkdirTemp("", "admin-") // a socket's path has a limit of about 107 bytes
 	if err != nil {
 		t.Fatal(err)

@@ -228,7 +228,7 @@ func TestListOfContents_NamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestAFolderInsteadOfAnArchive(t *testing.T) {
+func TestFolder_HasTheFilesOfTheBundle(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "support")
 	b, err := bundle.Folder(dir, bundle.NewScrubber())
 	if err != nil {

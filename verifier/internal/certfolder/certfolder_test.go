@@ -105,7 +105,7 @@ func (f *files) roots() *x509.CertPool {
 
 // Forty years with a timer that runs once in thirty days: what is served is known
 // to machines with the pointer config of now, and with that of half a year ago.
-func TestFolderForFortyYears(t *testing.T) {
+func TestFolder_RotatesForFortyYears(t *testing.T) {
 	f := newFiles(t)
 	begin := f.now
 	var handedOut []*x509.CertPool

@@ -18,7 +18,7 @@ func write(t *testing.T, text string) string {
 	return p
 }
 
-func TestTheSmallestFileWorks(t *testing.T) {
+func TestLoad_RequiresOnlyOrigins(t *testing.T) {
 	p := write(t, "origins: [\"https://API-int.example:22623\"]\n")
 	c, err := Load(p)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestTheConfigurationsThatAreDeployedAreRead(t *testing.T) {
+func TestLoad_AcceptsTheDeployedConfigurations(t *testing.T) {
 	paths, err := filepath.Glob("../../../deploy/overlays/*/mcs-attest.yaml")
 	if err != nil || len(paths) < 2 {
 		t.Fatalf("found %v (%v)", paths, err)

@@ -29,7 +29,7 @@ func deploying(t *testing.T) string {
 }
 
 // The sections of clouds in docs/deploying.md are ones that the verifier takes.
-func TestTheCloudsOfThePageAreRead(t *testing.T) {
+func TestDocs_CloudSectionsAreValid(t *testing.T) {
 	found := map[string]bool{}
 	for _, m := range regexp.MustCompile("(?ms)^```yaml\n((aws|gcp|azure|vsphere):\n.*?)^```$").FindAllStringSubmatch(
 		deploying(t), -1) {
@@ -44,7 +44,7 @@ func TestTheCloudsOfThePageAreRead(t *testing.T) {
 }
 
 // The hosts that the page has opened are those that are called.
-func TestThePageNamesTheHostsThatAreCalled(t *testing.T) {
+func TestDocs_NameTheHostsThatAreCalled(t *testing.T) {
 	row := func(platform string) string {
 		m := regexp.MustCompile("(?m)^\\| `" + platform + "` \\|.*$").FindString(deploying(t))
 		if m == "" {

@@ -169,7 +169,7 @@ func (s *site) with(key string) *pkgcredential.Credential {
 
 // Through the gate, behind a Machine Config Server's own answer: one file differs,
 // and what is in it makes the machine's certificate request.
-func TestTheGateServesTheMachinesOwnCredential(t *testing.T) {
+func TestGate_ServesTheMachinesOwnCredential(t *testing.T) {
 	both(t, func(t *testing.T, s *site, kind config.CredentialKind) {
 		d := newDoor(s, kind)
 		status, body := d.ask(http.MethodGet)
@@ -380,7 +380,7 @@ func TestOtherClientsReceiveTheUnchangedConfig(t *testing.T) {
 
 // An administrator's break-glass token names no machine; it gets what the Machine
 // Config Server has.
-func TestABreakGlassTokenGetsTheSharedCredential(t *testing.T) {
+func TestGate_ServesABreakGlassTokenTheSharedCredential(t *testing.T) {
 	s := newSite(t)
 	d := newDoor(s, config.ServiceAccountToken)
 	d.claims.MachineUID = record.BreakGlassUID("b1")
@@ -397,7 +397,7 @@ func TestABreakGlassTokenGetsTheSharedCredential(t *testing.T) {
 }
 
 // A revocation that fails says so: it is made again until it succeeds.
-func TestARevocationThatFailsIsAnError(t *testing.T) {
+func TestRevoke_ReturnsTheErrorOfAFailedRevocation(t *testing.T) {
 	s := newSite(t)
 	uid := s.machine()
 	own := s.issue(s.issuer(config.ServiceAccountToken), uid)

@@ -317,7 +317,7 @@ func TestSecondCredential_DoesNotRevokeTheFirst(t *testing.T) {
 
 // While a machine is an object of both Machine APIs, its token may name either, and
 // its Secret is that of the one record.
-func TestAMachineOfBothAPIsHasOneSecret(t *testing.T) {
+func TestPublish_MachineOfBothAPIsHasOneSecret(t *testing.T) {
 	s := newSite(t)
 	older, newer := s.machine(), s.machine()
 	i := s.issuer(config.ServiceAccountToken)
@@ -374,7 +374,7 @@ func TestDeletedSecret_IsRecreated(t *testing.T) {
 
 // Replicas that know nothing of each other, at the same moment: no one's token is
 // bound to what another one deleted.
-func TestReplicasAtTheSameMomentShareTheSecret(t *testing.T) {
+func TestIssue_ConcurrentReplicasShareTheSecret(t *testing.T) {
 	s := newSite(t)
 	uid := s.machine()
 	made := make([]*pkgcredential.Credential, 12)

@@ -276,7 +276,7 @@ func TestPoliciesThatContradictEachOtherKeepTheLastGoodSet(t *testing.T) {
 }
 
 // The broken file might be the policy of any pool; "*" says Off here.
-func TestAPolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
+func TestLoad_PolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
 	files := full(t)
 	files["policies/master.yaml"] = "spec: ["
 	f, dir := open(t, files)
@@ -353,7 +353,7 @@ func TestFilesOfUnusualTypes(t *testing.T) {
 }
 
 // Two writes may leave the same time and size.
-func TestAChangeWithoutANewTimeIsSeen(t *testing.T) {
+func TestLoad_ReadsAChangeWithoutANewTime(t *testing.T) {
 	f, dir := open(t, full(t))
 	path := filepath.Join(dir, "machines/worker.yaml")
 	info, err := os.Stat(path)
@@ -470,7 +470,7 @@ func TestAttack_T15_AnchorsThatCannotBeReadOrListed(t *testing.T) {
 	}
 }
 
-func TestTheAnchorsOfEverySectionAreRead(t *testing.T) {
+func TestLoad_ReadsTheAnchorsOfEverySection(t *testing.T) {
 	files := tree{}
 	for s, endings := range trust.Sections {
 		for _, ending := range endings {

@@ -86,7 +86,7 @@ func scheme(t *testing.T) *runtime.Scheme {
 	return s
 }
 
-func TestAFailedReconciliationIsRepeatedSoon(t *testing.T) {
+func TestControllerOptions_RetryWithinAMinute(t *testing.T) {
 	o := kube.ControllerOptions()
 	if o.ReconciliationTimeout == 0 || o.ReconciliationTimeout > time.Minute {
 		t.Errorf("a reconciliation may take %v", o.ReconciliationTimeout)

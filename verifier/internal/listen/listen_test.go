@@ -307,7 +307,7 @@ func TestAttack_T51_ManySourcesUseLimitedMemory(t *testing.T) {
 	}
 }
 
-func TestKeysThatServedLatelyAreKnown(t *testing.T) {
+func TestServed_ReportsOnlyRecentKeys(t *testing.T) {
 	var certs Certificates
 	var keys [][sha256.Size]byte
 	for range keepKeys + 1 {
@@ -489,7 +489,7 @@ func TestAttack_T61_AnUnreadBodyDoesNotHoldAConnection(t *testing.T) {
 	}
 }
 
-func TestABodyThatArrivesKeepsItsConnection(t *testing.T) {
+func TestBodies_ArrivingBodyKeepsItsConnection(t *testing.T) {
 	addr, roots := serve(t, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }, nil)
 	conn, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: roots})
 	if err != nil {

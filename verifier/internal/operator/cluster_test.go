@@ -70,7 +70,7 @@ func TestListsLongerThanAPageAreWhole(t *testing.T) {
 
 // The verifier makes the records of new Machines by itself; the second writer
 // finds the record of the first.
-func TestManyAdministratorsAndTheVerifierAtOnce(t *testing.T) {
+func TestCommands_ConcurrentAdministratorsAndVerifier(t *testing.T) {
 	f, b := room(t, installed(t), "atonce")
 	uid, err := f.machine("worker-0", "")
 	if err != nil {
@@ -108,7 +108,7 @@ func TestManyAdministratorsAndTheVerifierAtOnce(t *testing.T) {
 	}
 }
 
-func TestOfManyRotationsAtOnceOneIsMade(t *testing.T) {
+func TestRotate_ConcurrentCallsMakeOneRotation(t *testing.T) {
 	c := installed(t)
 	f, b := room(t, c, "rotations")
 	dir := t.TempDir()
@@ -145,7 +145,7 @@ func TestOfManyRotationsAtOnceOneIsMade(t *testing.T) {
 
 // What an administrator wrote in one of several places counts, whatever the
 // objects are called.
-func TestAGrantIsSeenWhereverItStands(t *testing.T) {
+func TestState_ReadsAGrantInAnyObject(t *testing.T) {
 	f, b := room(t, installed(t), "grants")
 	for i, name := range []string{"000-first", "zzz-last"} {
 		machine := fmt.Sprintf("worker-%d", i)
@@ -169,7 +169,7 @@ func TestAGrantIsSeenWhereverItStands(t *testing.T) {
 	}
 }
 
-func TestAnObjectThatCannotBeReadStopsNoOther(t *testing.T) {
+func TestState_UnreadableObjectAffectsNoOther(t *testing.T) {
 	f, b := room(t, installed(t), "broken")
 	for _, text := range []string{
 		// The API takes these; we cannot use them.
@@ -202,7 +202,7 @@ func TestAnObjectThatCannotBeReadStopsNoOther(t *testing.T) {
 	}
 }
 
-func TestAContextThatEndsEndsACommand(t *testing.T) {
+func TestState_FailsWithACanceledContext(t *testing.T) {
 	_, b := room(t, installed(t), "ended")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -29,7 +29,7 @@ func normal(s string) string {
 
 // Every command of docs/kubectl-plugin.md runs, in the order of the page, with the
 // permissions that the page gives, and prints the lines that the page shows.
-func TestThePageOfThePluginIsTrue(t *testing.T) {
+func TestDocs_PluginCommandsPrintWhatThePageShows(t *testing.T) {
 	raw, err := os.ReadFile("../../../docs/kubectl-plugin.md")
 	if err != nil {
 		t.Fatal(err)

@@ -77,7 +77,7 @@ func leaks(text string) []string {
 	return found
 }
 
-func TestThePlantedSecretsAreFoundWhereTheyAre(t *testing.T) {
+func TestSupportBundle_SearchFindsThePlantedSecrets(t *testing.T) {
 	if got := leaks(everything()); len(got) < 8 {
 		t.Fatalf("the search finds only %v", got)
 	}

@@ -54,7 +54,7 @@ func registry(t *testing.T, f fixture) *machine.Registry {
 
 // The commands and the verifier communicate only through objects. Here each reads what
 // the other wrote.
-func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
+func TestCommands_ReadAndWriteTheVerifiersObjects(t *testing.T) {
 	f, b := room(t, installed(t), "both")
 	uid, err := f.machine("worker-0", "")
 	if err != nil {

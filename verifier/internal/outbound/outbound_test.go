@@ -90,7 +90,7 @@ func TestGoodAnswer_IsCachedForTheTimeOfTheQuestion(t *testing.T) {
 	})
 }
 
-func TestTheWholeKeyIsCompared(t *testing.T) {
+func TestAsk_ComparesTheWholeKey(t *testing.T) {
 	c, p := outbound.New("cloud", outbound.Options{}), &peer{}
 	keys := []string{"", "a", "b", "a\x00b", "ab", "a\x00", "A", " a"}
 	for _, key := range keys {
@@ -106,7 +106,7 @@ func TestTheWholeKeyIsCompared(t *testing.T) {
 	p.called(t, len(keys)+4)
 }
 
-func TestTheSameQuestionIsAskedOnceAtATime(t *testing.T) {
+func TestAsk_SharesOneCallAmongEqualQuestions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{}), &peer{delay: time.Second}
 		var wg sync.WaitGroup
@@ -412,7 +412,7 @@ func (w *waiting) Done() <-chan struct{} {
 	return w.Context.Done()
 }
 
-func TestTheZeroOptionsWork(t *testing.T) {
+func TestNew_ZeroOptionsAllowCalls(t *testing.T) {
 	for name, o := range map[string]outbound.Options{"zero": {}, "only a rate": {PerSecond: 1},
 		"only a burst": {Burst: 1}, "only a source's share": {PerSource: 0.001}} {
 		if _, err := get(t, outbound.New("cloud", o), &peer{}, "k", 0); err != nil {
@@ -421,7 +421,7 @@ func TestTheZeroOptionsWork(t *testing.T) {
 	}
 }
 
-func TestAFailureIsLoggedAndCountedADenialIsCounted(t *testing.T) {
+func TestAsk_LogsFailuresAndCountsDenials(t *testing.T) {
 	var log bytes.Buffer
 	counted := map[string]int{}
 	c := outbound.New("cloud", outbound.Options{

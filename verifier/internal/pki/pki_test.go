@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
-func TestAServingCertificateVerifiesForItsHostsAndNoOther(t *testing.T) {
+func TestServe_CertificateIsValidOnlyForItsHosts(t *testing.T) {
 	now := time.Now()
 	ca, err := pki.NewCA("test CA", now)
 	if err != nil {
@@ -51,7 +51,7 @@ func TestAServingCertificateVerifiesForItsHostsAndNoOther(t *testing.T) {
 	}
 }
 
-func TestACertificateWithAnotherKeyIsRefused(t *testing.T) {
+func TestParseServing_RejectsAnIncompletePair(t *testing.T) {
 	now := time.Now()
 	a, err := pki.NewCA("a", now)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
-func TestADeletedPoolHasNoFindings(t *testing.T) {
+func TestStore_DeletedPoolHasNoFindings(t *testing.T) {
 	s := NewStore(Options{Log: slog.New(slog.DiscardHandler)})
 	s.Report("", Fault{Reason: ReasonNotUsable, Text: "of no pool"})
 	for _, name := range []string{"gone", "kept"} {

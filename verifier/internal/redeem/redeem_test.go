@@ -100,7 +100,7 @@ func TestAttack_T45_FiftyConcurrentRequestsTakeNoMoreUsesThanAllowed(t *testing.
 	}
 }
 
-func TestTheCurrentStateOfTheMachineDecides(t *testing.T) {
+func TestRedeem_ChecksTheCurrentStateOfTheMachine(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*testing.T, *redeem.Redeemer, *store.Store, *token.Claims)
@@ -141,7 +141,7 @@ func TestTheCurrentStateOfTheMachineDecides(t *testing.T) {
 	}
 }
 
-func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
+func TestRedeem_CountsABreakGlassTokenWithoutAMachine(t *testing.T) {
 	r, _, _ := attested(t)
 	claims := token.Claims{
 		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start,

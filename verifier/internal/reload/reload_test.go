@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestABadChangeKeepsTheLastGoodValueAndSaysSo(t *testing.T) {
+func TestReload_BadChangeIsReportedAndKeepsTheLastGoodValue(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "f")
 	put := func(s string) {
 		t.Helper()

@@ -94,7 +94,7 @@ func TestRecordsExistAfterReopening(t *testing.T) {
 	_ = ro.Close()
 }
 
-func TestAChangeThatFailsChangesNothing(t *testing.T) {
+func TestAttest_FailedChangeWritesNothing(t *testing.T) {
 	s, _ := open(t)
 	mine := errors.New("no")
 	err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone,

@@ -206,7 +206,7 @@ func sample(t *testing.T, s trust.Section) []byte {
 }
 
 // An administrator who replaces an anchor distrusts the one before, whatever its section.
-func TestAReplacedAnchorOfAnySectionIsNotTrusted(t *testing.T) {
+func TestJoin_ReplacedAnchorIsNotTrusted(t *testing.T) {
 	for s := range trust.Sections {
 		t.Run(string(s), func(t *testing.T) {
 			var j trust.Joined
@@ -287,7 +287,7 @@ func TestTwoCertificatesForOneRegion(t *testing.T) {
 }
 
 // An intermediate without a root, in place of the built-in ones, trusts nothing, which is reported.
-func TestASectionWithoutARoot(t *testing.T) {
+func TestJoin_ReportsASectionWithoutARoot(t *testing.T) {
 	raw, err := join(t).Export(trust.AzureRoots)
 	if err != nil {
 		t.Fatal(err)

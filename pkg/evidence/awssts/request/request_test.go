@@ -52,7 +52,7 @@ func TestHost_RejectsInvalidRegions(t *testing.T) {
 	}
 }
 
-func TestTheDocumentHasOneEncoding(t *testing.T) {
+func TestDocument_HasOneEncoding(t *testing.T) {
 	d := request.Document{Region: "eu-central-1", AmzDate: "20261121T100000Z", SecurityToken: "AA+/==",
 		Authorization: "AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=c;d, Signature=e"}
 	const want = `{"region":"eu-central-1","amzDate":"20261121T100000Z","securityToken":"AA+/==","authorization":"AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=c;d, Signature=e"}`

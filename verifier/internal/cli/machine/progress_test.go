@@ -59,7 +59,7 @@ func scaleUp(now time.Time) *admin.State {
 	return s
 }
 
-func TestTheProgressViewFitsAScreenOf80Columns(t *testing.T) {
+func TestProgress_FitsAScreenOf80Columns(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	p := newProgress(scaleUp(now))
 	lines := p.lines()
@@ -95,7 +95,7 @@ func TestTheProgressViewFitsAScreenOf80Columns(t *testing.T) {
 	}
 }
 
-func TestTheProgressAsJSONSaysTheSame(t *testing.T) {
+func TestProgress_JSONHasTheSameContent(t *testing.T) {
 	p := newProgress(scaleUp(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
 	var out bytes.Buffer
 	for range 2 {
@@ -182,7 +182,7 @@ type looks struct {
 
 func (l looks) State(context.Context) (*admin.State, error) { return l.state() }
 
-func TestAWatchOutlivesAnAPIThatIsAwayForAMoment(t *testing.T) {
+func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := &cobra.Command{}
 	cmd.SetContext(ctx)

@@ -11,7 +11,7 @@ import (
 
 // A note that cannot be read must not keep a Machine that has joined, or goes,
 // as it was before.
-func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
+func TestInventory_InvalidAnnotationHidesNoJoinOrDeletion(t *testing.T) {
 	spoiled := func(o map[string]any) {
 		o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: "nonsense"}
 	}
@@ -30,7 +30,7 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 		"it runs": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Running")}, joined: true},
 		"it is being deleted": {changes: []func(o map[string]any){spoiled,
 			set("metadata", "deletionTimestamp", "2026-11-21T08:00:00Z")}, going: true},
-		"its phase is Deleting": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
+		"phase Deleting": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
 		"it was recreated": {changes: []func(o map[string]any){spoiled, set("metadata", "uid", "another")}, unknown: true,
 			incomplete: true},
 		"more cannot be used":  {changes: []func(o map[string]any){spoiled, set("status", "nodeRef", "text")}},
@@ -77,7 +77,7 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 }
 
 // That a Machine has joined is a latch here, too.
-func TestAMachineDoesNotGoBack(t *testing.T) {
+func TestInventory_MachineThatJoinedStaysJoined(t *testing.T) {
 	c := unconnected(t)
 	m := machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "m", Name: "one",
 		UID: "u", NodeRef: "n", Phase: "Running", Deleting: true}

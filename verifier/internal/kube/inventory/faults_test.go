@@ -14,7 +14,7 @@ import (
 )
 
 // No controller runs here, as during a takeover: requests are dropped. The controller that starts asks for all.
-func TestAConditionThatNoLongerHoldsIsReconciledByTheNextLeader(t *testing.T) {
+func TestInventory_NextLeaderReconcilesAnOutdatedCondition(t *testing.T) {
 	c := unconnected(t)
 	w := c.watching(t, attestationKind, "m")
 	requested := func() bool {

@@ -64,7 +64,7 @@ spec: {providerID: "aws:///z/i-1"}
 }
 
 // The API server's own clean-up may delete a record before the watch reports that its Machine was deleted.
-func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
+func TestInventory_ReconcilesADeletedMachineWithoutARecord(t *testing.T) {
 	trigger := &kube.Trigger{}
 	ms := newMachines(machinesOptions{
 		Registry: machine.NewRegistry(nil), Now: time.Now, Revocable: true, Trigger: trigger,
@@ -94,7 +94,7 @@ func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
 }
 
 // A quarantine ends with the object that demands it, and not with the next comparison of all Machines.
-func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
+func TestInventory_ReconcilesAMachineWhoseQuarantineIsDeleted(t *testing.T) {
 	trigger := &kube.Trigger{}
 	ms := newMachines(machinesOptions{
 		Registry: machine.NewRegistry(nil), Now: time.Now, Trigger: trigger, Token: func(string, string) {},
@@ -131,7 +131,7 @@ func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 }
 
 // Records and Machines are read at the same time. A forged object may come after the record and before the Machine.
-func TestAForgedRecordThatIsReadBeforeItsMachineIsDropped(t *testing.T) {
+func TestInventory_DropsAForgedRecordReadBeforeItsMachine(t *testing.T) {
 	c := unconnected(t)
 	m := object(1, 1, nil)
 	own := roleRecord(string(m.GetUID()), m.GetName(), "worker", "")
@@ -153,7 +153,7 @@ func TestAForgedRecordThatIsReadBeforeItsMachineIsDropped(t *testing.T) {
 }
 
 // Any object with a status could take the place of a Machine's record, and its quarantine with it.
-func TestALatchIsOnlyOfTheRecordThatIsNamedByItsMachine(t *testing.T) {
+func TestInventory_LatchesOnlyTheRecordNamedByItsMachine(t *testing.T) {
 	c := unconnected(t)
 	records := c.watching(t, attestationKind, "m")
 	version := uint64(10)

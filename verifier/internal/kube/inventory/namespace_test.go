@@ -164,7 +164,7 @@ func TestDeletedNamespace_AffectsNoOther(t *testing.T) {
 
 // What is in the verifier's own namespace, and single objects, are never missed
 // by accident.
-func TestTheVerifiersOwnNamespaceNeverCountsAsDeleted(t *testing.T) {
+func TestInventory_OwnNamespaceNeverCountsAsDeleted(t *testing.T) {
 	api := &namespaceAPI{}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)

@@ -156,7 +156,7 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 	})
 }
 
-func TestTheAnchorsOfEverySectionAreWatched(t *testing.T) {
+func TestInventory_WatchesTheAnchorsOfEverySection(t *testing.T) {
 	w := unconnected(t).watching(t, configMapKind, "own")
 	selector, err := labels.Parse(w.Selector)
 	if err != nil {

@@ -70,7 +70,7 @@ func (w *whole) recorded(uids map[string]string) (n int) {
 
 // The budget of bookkeeping is used up, so the records of all other Machines wait for longer than
 // the test runs: what comes before them does not depend on how fast the computer is.
-func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
+func TestPriority_QuarantineAndJoinDoNotWaitForBookkeeping(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	const arriving = 2000

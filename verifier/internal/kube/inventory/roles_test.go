@@ -91,7 +91,7 @@ func forbiddenKind(k kind) error {
 		errors.New("no role allows it"))
 }
 
-func TestTheListOfControlPlaneNodesStaysWhileThePoolsAreNotRead(t *testing.T) {
+func TestNodeRoles_ListStaysWhileThePoolsAreNotRead(t *testing.T) {
 	r := newRoleRig(t, "master-0")
 	pools := r.watching(t, poolKind, "")
 	r.want("pools not read yet", "master-0")
@@ -159,7 +159,7 @@ func TestRemovedCertificate_TriggersTheEvaluationOfRoles(t *testing.T) {
 	}
 }
 
-func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlaneNodes(t *testing.T) {
+func TestNodeRoles_ForbiddenNamespaceStopsOnlyRemovals(t *testing.T) {
 	r := newRoleRig(t, "hidden", "master-0")
 	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
 	r.watching(t, nodeKind, "").list(t, 7, r.node(2, "impostor"), r.node(9, "unknown"))
@@ -182,7 +182,7 @@ func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlane
 	}
 }
 
-func TestTheControlPlaneIsUnknownWhileThePoolsAreNotRead(t *testing.T) {
+func TestControlPlane_IsUnknownWhileThePoolsAreNotRead(t *testing.T) {
 	r := newRoleRig(t)
 	pools := r.watching(t, poolKind, "")
 	want := func(what string, nodes int, known bool) {

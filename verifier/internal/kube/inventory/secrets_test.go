@@ -178,7 +178,7 @@ func (a *secretAPI) put(c *Inventory, version int, data map[string]string) {
 }
 
 // What an edit means stays when the watch begins again before it is in the Secret.
-func TestAnEditSurvivesASecondList(t *testing.T) {
+func TestProvisioningToken_EditSurvivesASecondList(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
 	api.put(c, 1, map[string]string{"token": tokenA})
@@ -401,7 +401,7 @@ func TestOneForbiddenNamespaceDelaysNoKeys(t *testing.T) {
 	}
 }
 
-func TestARecordThatCannotBeRepairedHoldsOnlyItsOwnMachine(t *testing.T) {
+func TestRestore_UnrepairedRecordHoldsOnlyItsMachine(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
 	machines := []*unstructured.Unstructured{object(1, 1, nil), object(2, 2, nil)}

@@ -113,7 +113,7 @@ func TestOptionalSourcesDoNotBlockServing(t *testing.T) {
 }
 
 // No event reports a failing watch, so the inventory checks periodically.
-func TestTheViewIsBuiltAgainWhenItIsOutdated(t *testing.T) {
+func TestView_IsRebuiltWhenItIsOutdated(t *testing.T) {
 	c := everythingRead(t)
 	told := func() bool {
 		select {

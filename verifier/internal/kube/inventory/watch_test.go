@@ -130,7 +130,7 @@ func TestList_ReplacesTheCachedState(t *testing.T) {
 	}
 }
 
-func TestARestoreIsNoticed(t *testing.T) {
+func TestRestore_IsDetected(t *testing.T) {
 	spoiled := func(o map[string]any) {
 		o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: "x"}
 	}
@@ -169,7 +169,7 @@ func TestARestoreIsNoticed(t *testing.T) {
 	}
 }
 
-func TestARestoreVoidsTheKeys(t *testing.T) {
+func TestRestore_VoidsTheKeys(t *testing.T) {
 	c := unconnected(t)
 	pair, err := keys.Pair{}.Rotate(time.Now(), 0)
 	if err != nil {

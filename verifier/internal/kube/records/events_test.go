@@ -71,7 +71,7 @@ func field(e unstructured.Unstructured, name string) string {
 	return s
 }
 
-func TestAMachinesEvents(t *testing.T) {
+func TestUpdate_EmitsTheEventsOfAMachine(t *testing.T) {
 	s := newSite(t)
 	now := s.now()
 	r, m, id := s.recording(), s.machine("worker-0"), unique()
@@ -178,7 +178,7 @@ func TestAttack_T46_NoSecretInAnEvent(t *testing.T) {
 	}
 }
 
-func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
+func TestUpdate_EmitsTheEventsOfStandInsAndBreakGlassTokens(t *testing.T) {
 	s := newSite(t)
 	var received sink
 	r, now, id := s.replica(func(o *records.Options) { o.Events = &received }), s.now(), unique()

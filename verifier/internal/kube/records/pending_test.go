@@ -28,7 +28,7 @@ func (s *site) pending() []string {
 	return names
 }
 
-func TestAMachineWaitsForApproval(t *testing.T) {
+func TestPending_KeepsAMachineUntilItsApproval(t *testing.T) {
 	s := newSite(t)
 	a, b, now, p := s.replica(), s.replica(), s.now(), waiting(1)
 	p.Certificate, p.Claims = map[string]string{"manufacturer": "ACME"}, `{"serial":"1"}`
@@ -73,7 +73,7 @@ func TestAMachineWaitsForApproval(t *testing.T) {
 	}
 }
 
-func TestWaitingEnds(t *testing.T) {
+func TestPending_Expires(t *testing.T) {
 	s := newSite(t)
 	r, now := s.replica(), s.now()
 	for i := range 2 {
@@ -171,7 +171,7 @@ func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
 	}
 }
 
-func TestAnApprovalIsNotUndone(t *testing.T) {
+func TestPending_KeepsAnApproval(t *testing.T) {
 	s := newSite(t)
 	r, now := s.replica(), s.now()
 	for i := 1; i <= 3; i++ {

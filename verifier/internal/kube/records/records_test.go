@@ -87,7 +87,7 @@ func TestLifecycleOfAMachineInACluster(t *testing.T) {
 	}
 }
 
-func TestAMachinesOwnDeletion(t *testing.T) {
+func TestDelete_FailsWhileTheMachineExists(t *testing.T) {
 	s := newSite(t)
 	r, m, id := s.replica(), s.machine("worker-0"), unique()
 	s.attested(r, m, id, "token1", s.now())
@@ -118,7 +118,7 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	denied(t, attest(r, m, id, "token2", s.now()), reason.MachineNotFound)
 }
 
-func TestTheRecordIsDeletedWithItsMachineWithoutTheVerifier(t *testing.T) {
+func TestRecord_IsDeletedWithItsMachineWithoutTheVerifier(t *testing.T) {
 	t.Parallel() // the controller looks for new kinds of objects every half minute
 	s := newSite(t, cluster.Start(t, cluster.Controllers("garbage-collector-controller")))
 	r, m := s.replica(), s.machine("worker-0")
@@ -163,7 +163,7 @@ func TestDelete_KeepsAnEnrollmentWhoseStatusHasItsNameAsUID(t *testing.T) {
 	}
 }
 
-func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
+func TestUpdate_AttestationIsAtMostTwoWrites(t *testing.T) {
 	s := newSite(t)
 	var mu sync.Mutex
 	var called []string
@@ -250,7 +250,7 @@ func TestAttack_T42_OneEKForTwoMachines(t *testing.T) {
 	}
 }
 
-func TestAMachineOfTheSameNameIsAnother(t *testing.T) {
+func TestRecord_RecreatedMachineHasItsOwn(t *testing.T) {
 	s := newSite(t)
 	r, now, id := s.replica(), s.now(), unique()
 	m1 := s.machine("worker-0")
@@ -821,7 +821,7 @@ func TestAttack_T43_AnObjectThatIsNotTheRecordIsNotChanged(t *testing.T) {
 	}
 }
 
-func TestAStandInIsItsOwnRecord(t *testing.T) {
+func TestRecord_StandInIsItsOwn(t *testing.T) {
 	s := newSite(t)
 	r, id, now := s.replica(), unique(), s.now()
 	make := func() *machine.Machine {
@@ -857,7 +857,7 @@ func TestAStandInIsItsOwnRecord(t *testing.T) {
 	}
 }
 
-func TestABreakGlassTokenIsCountedInTheCluster(t *testing.T) {
+func TestBreakGlass_UsesAreCountedInTheCluster(t *testing.T) {
 	s := newSite(t)
 	now := s.now()
 	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker",
@@ -898,7 +898,7 @@ func TestABreakGlassTokenIsCountedInTheCluster(t *testing.T) {
 	denied(t, err, reason.TokenInvalid)
 }
 
-func TestWhatANewerVersionWroteStays(t *testing.T) {
+func TestUpdate_KeepsTheFieldsOfANewerVersion(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
 	schema := "spec/versions/0/schema/openAPIV3Schema/properties/status/"

@@ -63,7 +63,7 @@ func statusOf(t *testing.T, api map[string]any) (s v1alpha1.MachineAttestationSt
 // F9: in the middle of an upgrade, and after going back, an older replica writes records
 // that have credentials and a certificate. They stay, so that the newer one approves
 // the machine's request, and only its own.
-func TestAnOlderVersionKeepsTheCredentialsAndTheCertificateOfARecord(t *testing.T) {
+func TestOlderVersion_KeepsCredentialsAndCertificateOfARecord(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	claims := token.Claims{ID: "t1", Subject: "m/worker-0", MachineUID: "u-0", Pool: "worker"}
 	m := &machine.Machine{Namespace: "m", Name: "worker-0", UID: "u-0"}

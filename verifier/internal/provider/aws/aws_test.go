@@ -196,7 +196,7 @@ func refused(t *testing.T, err error, want reason.Code) {
 	}
 }
 
-func TestAMachineOfAWSIsConfirmed(t *testing.T) {
+func TestConfirm_AcceptsAMachineOfAWS(t *testing.T) {
 	w := newWorld(t)
 	s, err := w.iid(w.machine)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // The account is that of the instance's own reservation, whatever else is listed.
-func TestTheOwnerIsOfTheInstancesReservation(t *testing.T) {
+func TestInstance_HasTheAccountOfItsReservation(t *testing.T) {
 	const id = "i-0123456789abcdef0"
 	mine := types.Reservation{OwnerId: sdk.String("123456789012"),
 		Instances: []types.Instance{{InstanceId: sdk.String(id)}}}

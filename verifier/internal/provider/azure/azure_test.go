@@ -118,7 +118,7 @@ func denied(t *testing.T, err error, want reason.Code) {
 	}
 }
 
-func TestAVirtualMachineByTheRealSDK(t *testing.T) {
+func TestVM_IsReadWithTheRealSDK(t *testing.T) {
 	w := newWorld(t)
 	before := w.cloud.Calls("token")
 	for range 3 {
@@ -263,7 +263,7 @@ func TestConcurrentQuestionsAreOneCall(t *testing.T) {
 	}
 }
 
-func TestACertificateOfAnotherAuthority(t *testing.T) {
+func TestVM_RejectsAServerOfAnotherAuthority(t *testing.T) {
 	w := newWorld(t)
 	other := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(other.Close)
@@ -284,7 +284,7 @@ func (s *secret) GetToken(_ context.Context, o policy.TokenRequestOptions) (azco
 	return azcore.AccessToken{Token: "emulated-arm-token", ExpiresOn: time.Now().Add(time.Hour)}, nil
 }
 
-func TestTheAudienceIsTheCloudsForEachCloud(t *testing.T) {
+func TestVM_UsesTheAudienceOfEachCloud(t *testing.T) {
 	for name, want := range map[string]string{
 		"Public":       "https://management.core.windows.net//.default",
 		"USGovernment": "https://management.core.usgovcloudapi.net//.default",
@@ -323,7 +323,7 @@ func TestConfigurationThatCannotBeUsed(t *testing.T) {
 
 // The whole: a document and a token of the emulated metadata service, verified and
 // confirmed with what the emulated API says.
-func TestADocumentFromEndToEnd(t *testing.T) {
+func TestProvider_ConfirmsADocumentEndToEnd(t *testing.T) {
 	w := newWorld(t)
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(w.cloud.Root())

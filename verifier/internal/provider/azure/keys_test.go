@@ -31,7 +31,7 @@ func (w *world) keyID(t *testing.T) string {
 	return header.Kid
 }
 
-func TestTheKeysAreFetchedRarely(t *testing.T) {
+func TestKeys_AreFetchedRarely(t *testing.T) {
 	w := newWorld(t)
 	good, keys := w.keyID(t), w.provider.Identity().Keys
 	before := w.cloud.Calls("keys")
@@ -85,7 +85,7 @@ func TestTheKeysAreFetchedRarely(t *testing.T) {
 	}
 }
 
-func TestTheKeysThatWereNeverFetched(t *testing.T) {
+func TestKeys_FirstFetchIsRetriedRarely(t *testing.T) {
 	w := newWorld(t)
 	good, keys := w.keyID(t), w.provider.Identity().Keys
 	w.cloud.Fail(emulator.Faults{Login: 500})

@@ -222,7 +222,7 @@ func TestAttack_T10_AReusedNameHasTheTPMOfItsNewInstance(t *testing.T) {
 
 // Google's own client of the API, with the same credentials, is the oracle: both get
 // the same keys of the same instance, by name, and the same no.
-func TestTheDirectoryAsksAsGooglesOwnClientDoes(t *testing.T) {
+func TestDirectory_AgreesWithGooglesOwnClient(t *testing.T) {
 	w := newWorld(t)
 	r, e := keyPair(t)
 	w.worker(r, e)

@@ -124,7 +124,7 @@ func TestKeysAreFetchedOnceWhileTheyAreFresh(t *testing.T) {
 	}
 }
 
-func TestAnIdentityTokenIsVerifiedWithTheKeysThatWereFetched(t *testing.T) {
+func TestKeys_VerifyIdentityTokensThroughRotations(t *testing.T) {
 	w := newWorld(t)
 	id := w.cloud.Add(emulator.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a"})
 	b := evidence.Binding{Origin: "https://api-int.demo.example:22623"}
@@ -276,7 +276,7 @@ func TestKeysWhileGoogleIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestAKeyThatGoogleWithdrewEndsWithTheSet(t *testing.T) {
+func TestKeys_WithdrawnKeyExpiresWithTheSet(t *testing.T) {
 	w := newWorld(t)
 	first := w.current()
 	w.want(t, first, 0, 1)

@@ -80,7 +80,7 @@ func TestFolder_ServesWholeAndPreApprovedConfigs(t *testing.T) {
 	}
 }
 
-func TestABrokenChangeLeavesTheLastGoodConfig(t *testing.T) {
+func TestFolder_BrokenChangeKeepsTheLastGoodConfig(t *testing.T) {
 	for _, tt := range []struct {
 		name, file, content string
 		// finding is what is said of it.

@@ -185,7 +185,7 @@ func (s *site) serves(uid, tokenID string) string {
 	return id
 }
 
-func TestACredentialIsOnTheRecordBeforeItIsPublished(t *testing.T) {
+func TestReconcile_RecordsACredentialBeforeItIsPublished(t *testing.T) {
 	for _, kind := range []config.CredentialKind{config.ServiceAccountToken, config.BootstrapToken} {
 		t.Run(string(kind), func(t *testing.T) {
 			s := newSite(t, kind)
@@ -235,7 +235,7 @@ func TestAttack_T49_ARecordWithoutAMachineReceivesNoCredential(t *testing.T) {
 }
 
 // No event follows when a published credential ends, by itself or with its token.
-func TestAPublishedCredentialIsReconciledWhenItEnds(t *testing.T) {
+func TestReconcile_RunsWhenAPublishedCredentialExpires(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken) // a credential lasts an hour
 	began := time.Now().Truncate(time.Second)
 	s.now = func() time.Time { return began }
@@ -298,7 +298,7 @@ func denied(on bool, code reason.Code) error {
 	return reason.Deny(code, "m")
 }
 
-func TestAPublishedCredentialIsWithdrawn(t *testing.T) {
+func TestReconcile_WithdrawsAPublishedCredential(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	for name, change := range map[string]func(uid string){
 		"when the machine joined": func(uid string) {
@@ -399,7 +399,7 @@ func (s *site) bootstrapTokens(uid string) []corev1.Secret {
 }
 
 // A record that changes while the credential is made refuses it.
-func TestARecordThatChangedMeanwhileRefusesTheCredential(t *testing.T) {
+func TestReconcile_PublishesNothingIfTheRecordChanged(t *testing.T) {
 	s := newSite(t, config.BootstrapToken)
 	for name, change := range map[string]func(*v1alpha1.MachineAttestation){
 		"quarantined":    func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
@@ -422,7 +422,7 @@ func TestARecordThatChangedMeanwhileRefusesTheCredential(t *testing.T) {
 
 // The controller in its manager: what is observed is published, and a Secret that an administrator deleted is
 // published again. It logs how long it takes from the record to the published credential.
-func TestTheManagerPublishesWhatIsObserved(t *testing.T) {
+func TestManager_PublishesForObservedMachines(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	early := s.attested()
 	s.controller.Observe(early, "t1") // before the manager starts
@@ -470,7 +470,7 @@ func TestTheManagerPublishesWhatIsObserved(t *testing.T) {
 }
 
 // A replica that does not lead waits for the one that does, and then acts.
-func TestAReplicaThatDoesNotLeadActsLater(t *testing.T) {
+func TestReconcile_FollowerActsAfterTheLeader(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken) // its manager does not run, so it does not lead
 	uid := s.attested()
 	s.change(uid, func(r *v1alpha1.MachineAttestation) {

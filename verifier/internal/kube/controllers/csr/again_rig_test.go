@@ -27,7 +27,7 @@ func (k *kubelet) asksAgain() (now *kubelet, request string) {
 	return &again, again.ask()
 }
 
-func TestOfSeveralWaitingRequestsTheNewestJoins(t *testing.T) {
+func TestJoin_NewestOfSeveralWaitingRequests(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("w-0")
 	s.configMap("switch", "config.yaml", "nodeClientCert: {disabled: true}")
@@ -59,7 +59,7 @@ func (s *site) recorded(m *machine.Machine, request string) {
 		}))
 }
 
-func TestAKeyThatWasRecordedAndNeverApprovedGivesWay(t *testing.T) {
+func TestJoin_NewKeyReplacesOneThatWasNeverApproved(t *testing.T) {
 	for name, what := range map[string]func(*site, string){
 		"its request waits": func(*site, string) {},
 		"its request is gone": func(s *site, name string) {

@@ -51,7 +51,7 @@ func rules(t *testing.T, component string) string {
 
 // The account that the component makes is enough for all that is done here, whether
 // the cluster has OpenShift's namespaces or not.
-func TestTheComponentsAccountIsEnough(t *testing.T) {
+func TestJoin_AccountOfTheComponentSuffices(t *testing.T) {
 	for component, namespaces := range map[string][]string{
 		"approver":            {"openshift-cluster-machine-approver", "openshift-config-managed"},
 		"approver-kubernetes": nil,

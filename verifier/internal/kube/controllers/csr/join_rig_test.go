@@ -23,7 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-func TestAnAttestedMachineBecomesANode(t *testing.T) {
+func TestJoin_AttestedMachineBecomesANode(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	k := s.attested(m)
@@ -52,14 +52,14 @@ func TestAnAttestedMachineBecomesANode(t *testing.T) {
 }
 
 // Status row D12: each of the two APIs without the other.
-func TestAMachineOfClusterAPIBecomesANode(t *testing.T) {
+func TestJoin_ClusterAPIMachineBecomesANode(t *testing.T) {
 	s := newSite(t).run()
 	s.attested(s.capiMachine("w-0")).join()
 }
 
 // Status rows D12 and D17: a cluster has neither API, and a host that was enrolled
 // becomes a node.
-func TestAStandInBecomesANodeWhereThereAreNoMachines(t *testing.T) {
+func TestJoin_StandInBecomesANodeWithoutMachines(t *testing.T) {
 	c := cluster.Start(t, cluster.Controllers("certificatesigningrequest-signing-controller"))
 	c.InstallOwn(t)
 	s := siteIn(t, c).run()
@@ -83,7 +83,7 @@ func (s *site) standIn(name string) *machine.Machine {
 	return &m
 }
 
-func TestAMachineBecomesANodeByABootstrapToken(t *testing.T) {
+func TestJoin_MachineWithABootstrapTokenBecomesANode(t *testing.T) {
 	s := newSite(t)
 	group := "system:bootstrappers:" + s.namespace
 	s.options.Credential = &config.Credential{Kind: config.BootstrapToken, Groups: []string{group}}

@@ -58,7 +58,7 @@ func (k *kubelet) at(address string) {
 }
 
 // Status rows D7 and D8.
-func TestServingCertificateByTheMachineAndThenByTheOneBefore(t *testing.T) {
+func TestServing_FirstByTheMachineThenByThePreviousCertificate(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0", address("InternalIP", "127.0.0.1"))
 	k := s.attested(m).join()
@@ -142,7 +142,7 @@ func TestAttack_T54_ANodeSendsTheVerifierToItsOwnHost(t *testing.T) {
 }
 
 // Status row D10: the switch is in force immediately, in both directions.
-func TestTheSwitchForClientCertificates(t *testing.T) {
+func TestSwitch_StopsAndResumesClientCertificates(t *testing.T) {
 	s := newSite(t)
 	s.configMap("switch", "config.yaml", off)
 	s.run()
@@ -197,7 +197,7 @@ func TestApprovalByAnotherApproverIsReported(t *testing.T) {
 }
 
 // While the stock approver approves, attestation decides nothing.
-func TestTheStockApproverIsNoticedWhileItApproves(t *testing.T) {
+func TestScan_ReportsAnActiveStockApprover(t *testing.T) {
 	s := newSite(t)
 	s.makeStock(1)
 	s.run()
@@ -318,7 +318,7 @@ func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) 
 }
 
 // The API is unavailable for a while, and no request is denied because of that.
-func TestTheAPIServerIsUnavailableForAWhile(t *testing.T) {
+func TestDecide_DeniesNothingDuringAnOutageOfTheAPI(t *testing.T) {
 	s := newSite(t)
 	var away atomic.Bool
 	api := rest.CopyConfig(s.c.Admin())
@@ -339,7 +339,7 @@ func TestTheAPIServerIsUnavailableForAWhile(t *testing.T) {
 }
 
 // What csr explain sees of the cluster is what the approver does.
-func TestListedIsTheClusterAtOneMoment(t *testing.T) {
+func TestSnapshot_DecidesLikeTheApprover(t *testing.T) {
 	s := newSite(t)
 	a, b := s.machine("a"), s.capiMachine("b")
 	s.joins(a)
@@ -376,7 +376,7 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 }
 
 // What the verifier may not read is named.
-func TestForbiddenIsAFinding(t *testing.T) {
+func TestFindings_NameWhatTheVerifierMayNotRead(t *testing.T) {
 	s := newSite(t)
 	s.api = s.c.ServiceAccount(t, s.namespace, "nobody")
 	s.run()

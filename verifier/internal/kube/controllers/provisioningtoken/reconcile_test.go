@@ -103,7 +103,7 @@ func (c *cluster) reconcile() (reconcile.Result, error) {
 	return c.Reconcile(c.t.Context(), reconcile.Request{NamespacedName: at})
 }
 
-func TestAnEditIsWrittenBack(t *testing.T) {
+func TestReconcile_WritesBackAnEdit(t *testing.T) {
 	start := func(t *testing.T) *cluster {
 		c := newCluster(t, 0)
 		c.edit(map[string]string{"token": tokenA})

@@ -24,7 +24,7 @@ import (
 
 // A25: a client that is no node reads a rendered config through the API. It has only the
 // ClusterRole of docs/clients.md.
-func TestAClientWithoutIgnitionReadsTheRenderedConfigThroughTheAPI(t *testing.T) {
+func TestDocs_ClientReadsTheRenderedConfigThroughTheAPI(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "..", "docs", "clients.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -163,7 +163,7 @@ func has(t *testing.T, s follower, preApproved bool, with, without string) {
 	})
 }
 
-func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
+func TestRendered_FollowsTheMachineConfigs(t *testing.T) {
 	c, api := newOpenShift(t)
 	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
 		poolconfigtest.Needed)+"---\n"+poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""))
@@ -305,7 +305,7 @@ type tripper func(*http.Request) (*http.Response, error)
 func (f tripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // A cluster without the machine-config-operator is an ordinary one.
-func TestAClusterWithoutMachineConfigsHasNoPools(t *testing.T) {
+func TestRendered_ClusterWithoutMachineConfigsHasNoPools(t *testing.T) {
 	c := cluster.StartShared(t)
 	s, _ := follow(t, c.Admin())
 	poolconfigtest.Eventually(t, "everything was read", func() error {

@@ -265,7 +265,7 @@ func TestRenderedConfigsOutliveAKindThatIsNotFoundOnce(t *testing.T) {
 }
 
 // A new pool whose MachineConfig cannot be read is only a finding.
-func TestANewPoolThatCannotBeReadLeavesTheReplicaReady(t *testing.T) {
+func TestRendered_UnreadableNewPoolLeavesTheReplicaReady(t *testing.T) {
 	a, s := fake(t, nil)
 	has(t, s, false, "/etc/base", "")
 	poolconfigtest.Eventually(t, "ready", func() error {
@@ -294,7 +294,7 @@ func TestANewPoolThatCannotBeReadLeavesTheReplicaReady(t *testing.T) {
 	}
 }
 
-func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
+func TestRendered_WholeConfigHasItsKubeconfig(t *testing.T) {
 	without := strings.Replace(kubeconfigData, "ca-bundle.crt", "other", 1)
 	noServer := strings.Replace(controllerConfig, "apiServerInternalURI: https://api-int.test:6443", `apiServerInternalURI: ""`, 1)
 	for _, tt := range []struct {

@@ -30,7 +30,7 @@ spec:
 	return s
 }
 
-func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
+func TestRendered_HasTheImagesOfTheOSImageStream(t *testing.T) {
 	c, api := newOpenShift(t)
 	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
 		poolconfigtest.Needed))
@@ -76,7 +76,7 @@ status:
 }
 
 // An OSImageStream that cannot be read stops what is rendered here, not a rendered config.
-func TestABrokenOSImageStreamLeavesRenderedConfigs(t *testing.T) {
+func TestRendered_BrokenOSImageStreamKeepsRenderedConfigs(t *testing.T) {
 	c, api := newOpenShift(t)
 	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
 		poolconfigtest.Needed))
