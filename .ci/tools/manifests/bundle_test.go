@@ -10,9 +10,11 @@ import (
 	"testing"
 
 	"github.com/operator-framework/api/pkg/manifests"
+	"github.com/operator-framework/api/pkg/operators/v1alpha1"
 	"github.com/operator-framework/api/pkg/validation"
 	"github.com/operator-framework/api/pkg/validation/errors"
 	validators "github.com/operator-framework/api/pkg/validation/interfaces"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -65,6 +67,10 @@ func TestBundle_IsValidForOLM(t *testing.T) {
 			continue
 		}
 		t.Error(finding)
+	}
+	var typed v1alpha1.ClusterServiceVersion
+	if err := yaml.UnmarshalStrict(b.Files["manifests/mcs-attest.clusterserviceversion.yaml"], &typed); err != nil {
+		t.Error(err)
 	}
 	csv := string(b.Files["manifests/mcs-attest.clusterserviceversion.yaml"])
 	for _, want := range []string{
