@@ -233,22 +233,23 @@ func anchors(page string) map[string]bool {
 	return ids
 }
 
-// A path in backticks that is written like one of this tree is one.
-func TestArchitecture_NamesExistingPackages(t *testing.T) {
-	page := fence.ReplaceAllString(read(t, "docs/architecture.md"), "")
-	path := regexp.MustCompile(`^(agent|verifier|pkg|proto|dracut|testvm|docs)(/[a-z0-9][a-zA-Z0-9_.-]*)+/?$`)
-	named := 0
-	for _, word := range code.FindAllString(page, -1) {
-		word = strings.Trim(word, "`")
-		if !path.MatchString(word) {
-			continue
-		}
-		if named++; !exists(filepath.Join(root, word)) {
-			t.Errorf("docs/architecture.md names %s, which does not exist", word)
+// A path in backticks that begins with a folder of this tree exists.
+func TestPages_NameExistingPaths(t *testing.T) {
+	path := regexp.MustCompile(`^(agent|verifier|pkg|proto|dracut|deploy|testvm|docs|\.ci)(/[a-z0-9][a-zA-Z0-9_.-]*)+/?$`)
+	named := map[string]int{}
+	for _, page := range pages(t) {
+		for _, word := range code.FindAllString(fence.ReplaceAllString(read(t, page), ""), -1) {
+			word = strings.Trim(word, "`")
+			if !path.MatchString(word) {
+				continue
+			}
+			if named[page]++; !exists(filepath.Join(root, word)) {
+				t.Errorf("%s names %s, which does not exist", page, word)
+			}
 		}
 	}
-	if named < 20 {
-		t.Errorf("only %d paths found in docs/architecture.md", named)
+	if named["docs/architecture.md"] < 20 || len(named) < 5 {
+		t.Errorf("paths found: %v", named)
 	}
 }
 
