@@ -55,10 +55,25 @@ func clean(ctx context.Context, source, version string) error {
 	}
 	// A tag that does not exist yet is fine: the release can be tried before it is tagged.
 	tagged, err := git(ctx, source, "for-each-ref", "--format=%(objectname) %(*objectname)", "refs/tags/"+version)
-	if err == nil && tagged != "" && !strings.Contains(tagged, strings.TrimSpace(head)) {
-		err = fmt.Errorf("the tag %s is on another commit", version)
+	if err != nil || tagged == "" {
+		return err
 	}
-	return err
+	if !strings.Contains(tagged, strings.TrimSpace(head)) {
+		return fmt.Errorf("the tag %s is on another commit", version)
+	}
+	return changelog(source, version)
+}
+
+// changelog returns an error unless CHANGELOG.md has a section of the version, as keepachangelog.com has it.
+func changelog(source, version string) error {
+	raw, err := os.ReadFile(filepath.Join(source, "CHANGELOG.md"))
+	if err != nil {
+		return err
+	}
+	if section := "\n## [" + strings.TrimPrefix(version, "v") + "] - "; !strings.Contains(string(raw), section) {
+		return fmt.Errorf("CHANGELOG.md has no section %q", strings.TrimSpace(section))
+	}
+	return nil
 }
 
 func git(ctx context.Context, dir string, args ...string) (string, error) {

@@ -277,4 +277,6 @@ func TestRelease_RefusesWhatIsNotOneCommit(t *testing.T) {
 		"commit", "-q", "--allow-empty", "-m", "another")
 	command(t, "git", "-C", source, "tag", testVersion, "HEAD~")
 	refused("is on another commit")
+	command(t, "git", "-C", source, "tag", "-f", testVersion, "HEAD")
+	refused(`CHANGELOG.md has no section "## [0.9.0-rc.1] -"`)
 }
