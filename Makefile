@@ -64,6 +64,11 @@ unit: ## the Go tests without the race detector, API servers and boot scenarios
 lint: tools build ## gofmt, golangci-lint, buf, generated code, shellcheck, size
 	@.ci/lint
 
+.PHONY: vulncheck
+vulncheck: tools ## known vulnerabilities in both programs; it needs vuln.go.dev, so CI does not run it
+	@$(TOOLS)/govulncheck $(if $(DB),-db "$(DB)") ./agent ./verifier || { \
+		[ $$? = 3 ] || echo "hint: govulncheck needs https://vuln.go.dev; DB=URL names a copy of its database" >&2; exit 1; }
+
 .PHONY: bench
 bench: ## ratios against named peers, in one run
 	@.ci/bench
