@@ -93,7 +93,8 @@ func (c *Cluster) InstallOpenShift(t TB) {
 	}
 	c.installCRDs(t, append(files, c.modules(t, prometheusOperator)...))
 	var namespaces strings.Builder
-	for _, name := range []string{"openshift-machine-api", "openshift-machine-config-operator", "openshift-config"} {
+	for _, name := range []string{"openshift-machine-api", "openshift-machine-config-operator", "openshift-config",
+		"openshift-config-managed"} {
 		fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", name)
 	}
 	namespaces.WriteString(
