@@ -36,6 +36,7 @@ type release struct {
 	commit        string
 	date          time.Time // of the commit: the date of all that is made
 	architectures []string
+	docs          string // the folder of manual pages and completions
 	log           io.Writer
 }
 
@@ -120,7 +121,13 @@ func (r *release) prepare(ctx context.Context) (err error) {
 }
 
 // make makes all but the provenance and the checksums.
-func (r *release) make(ctx context.Context) error {
+func (r *release) make(ctx context.Context) (err error) {
+	r.say("manual pages and completions")
+	r.docs, err = r.manuals(ctx)
+	defer os.RemoveAll(r.docs)
+	if err != nil {
+		return fmt.Errorf("manual pages and completions: %w", err)
+	}
 	for _, arch := range r.architectures {
 		for _, step := range []struct {
 			what string

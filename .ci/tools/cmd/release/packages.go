@@ -34,6 +34,7 @@ func (r *release) packages(_ context.Context, arch string) error {
 func (r *release) pack(file, format, arch string) error {
 	variables := map[string]string{
 		"VERSION": r.version, "ARCH": arch, "AGENT": r.binary(agent, arch), "VERIFIER": r.binary(verifier, arch),
+		"DOCS": r.docs,
 	}
 	config, err := nfpm.ParseFileWithEnvMapping(file, func(name string) string { return variables[name] })
 	if err != nil {

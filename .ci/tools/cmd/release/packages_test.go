@@ -20,9 +20,15 @@ var packageFiles = map[string][]string{
 	verifier: {
 		"/usr/bin/mcs-attest-verifier", "/usr/lib/systemd/system/mcs-attest-verifier.service",
 		"/usr/lib/sysusers.d/mcs-attest.conf", "/usr/lib/tmpfiles.d/mcs-attest.conf",
+		"/usr/share/man/man1/mcs-attest-verifier.1.gz", "/usr/share/man/man1/mcs-attest-verifier-token-rotate.1.gz",
+		"/usr/share/bash-completion/completions/mcs-attest-verifier",
+		"/usr/share/fish/vendor_completions.d/mcs-attest-verifier.fish",
 	},
-	agent:  {"/usr/bin/mcs-attest-agent", "/usr/lib/dracut/modules.d/90mcs-attest/module-setup.sh"},
-	plugin: {"/usr/bin/kubectl-attest", "/usr/bin/oc-attest", "/usr/bin/kubectl_complete-attest"},
+	agent: {"/usr/bin/mcs-attest-agent", "/usr/lib/dracut/modules.d/90mcs-attest/module-setup.sh"},
+	plugin: {
+		"/usr/bin/kubectl-attest", "/usr/bin/oc-attest", "/usr/bin/kubectl_complete-attest",
+		"/usr/share/man/man1/kubectl-attest-status.1.gz",
+	},
 }
 
 // built returns the package of a release in a format.
@@ -196,6 +202,34 @@ func TestPackages_TheVerifiersUnitIsHardenedAndItsAccountIsMade(t *testing.T) {
 		if err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("the folder: %v, %v", info, err)
 		}
+	}
+}
+
+func TestPackages_ManualPagesAndCompletionsAreOfTheVersion(t *testing.T) {
+	root := rootFolder(t)
+	args := formats["deb"].install(root, built(t, verifier, "deb"), verifier)
+	command(t, args[0], args[1:]...)
+	_, date, err := origin(t.Context(), filepath.Join(scratch, "a"), testVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := command(t, "gzip", "-dc", filepath.Join(root, "usr/share/man/man1/mcs-attest-verifier-enroll.1.gz"))
+	if want := `.TH "MCS-ATTEST-VERIFIER-ENROLL" "1" "` + date.Format("Jan 2006") + `" "mcs-attest ` + testVersion; !strings.Contains(page, want) {
+		t.Errorf("the page does not have %s:\n%.300s", want, page)
+	}
+	for _, want := range []string{"--pool", "SEE ALSO", "mcs-attest-verifier(1)"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not have %s", want)
+		}
+	}
+	// The package's program answers the package's completion.
+	script := filepath.Join(root, "usr/share/bash-completion/completions/mcs-attest-verifier")
+	out := command(t, "env", "PATH="+filepath.Join(root, "usr/bin")+":"+os.Getenv("PATH"), "bash", "-c",
+		`_get_comp_words_by_ref() { words=(mcs-attest-verifier enr) cur=enr cword=1 prev=mcs-attest-verifier; }
+. "$1"; COMP_TYPE=9
+__start_mcs-attest-verifier; echo "${COMPREPLY[@]}"`, "bash", script)
+	if !strings.HasPrefix(out, "enroll") {
+		t.Errorf("Tab after 'enr' gives %q", out)
 	}
 }
 

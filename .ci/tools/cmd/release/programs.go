@@ -39,16 +39,19 @@ func (r *release) programs(ctx context.Context, arch string) error {
 	return nil
 }
 
-// build builds a program with the flags of the Makefile. Settings that change the bytes have fixed values,
-// whatever the environment says.
-func (r *release) build(ctx context.Context, arch string, p program) error {
-	env := []string{
+// buildEnv has fixed values for the settings that change the bytes, whatever the environment says.
+func buildEnv(arch string) []string {
+	return []string{
 		"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch, "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=",
 		"GOFIPS140=off", "GOAMD64=v1", "GOARM64=v8.0", "GOPPC64=power8",
 	}
+}
+
+// build builds a program with the flags of the Makefile.
+func (r *release) build(ctx context.Context, arch string, p program) error {
 	stamp := fmt.Sprintf("-s -w -buildid= -X %[1]s/pkg/version.version=%[2]s -X %[1]s/pkg/version.commit=%[3]s",
 		module, r.version, r.commit)
-	_, err := output(ctx, r.source, env, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+p.tags,
+	_, err := output(ctx, r.source, buildEnv(arch), "go", "build", "-trimpath", "-buildvcs=false", "-tags="+p.tags,
 		"-ldflags="+stamp, "-o", r.binary(p.name, arch), p.folder)
 	return err
 }

@@ -71,7 +71,7 @@ only for health (/healthz and /readyz, in plain HTTP on the loopback) and for me
 	f.StringVar(&healthAddr, "health-listen", HealthListen, "address for health, on the loopback")
 	f.StringVar(&metricsAddr, "metrics-listen", MetricsListen, "address for metrics")
 	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: from the configuration)")
-	logs = env.LogFlags(f)
+	logs = env.LogFlags(cmd)
 	return cmd
 }
 

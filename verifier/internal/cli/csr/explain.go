@@ -80,7 +80,7 @@ Exit status 0: it would be approved; 1: refused or denied; 2: wrong command line
 	f.StringVar(&files.at, "at", "",
 		"with --file: time of the decision, such as 2026-11-21T10:02:00Z (default: one minute after the request's "+
 			"creation)")
-	env.Choice(f, &attestation, "attestation", "", `"Required" or "Off": decide as if the configuration said so`,
+	env.Choice(cmd, &attestation, "attestation", "", `"Required" or "Off": decide as if the configuration said so`,
 		string(config.AttestationRequired), string(config.AttestationOff), "")
 	return cmd
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/mcs-attest/mcs-attest/pkg/spelling"
@@ -28,8 +29,16 @@ type notAChoice struct{ text string }
 func (n *notAChoice) Error() string { return n.text }
 
 // Choice adds a flag that accepts only these values; value has the default.
-func Choice(f *pflag.FlagSet, value *string, name, shorthand, usage string, values ...string) {
-	f.VarP(&choice{name, value, values, quoted(values)}, name, shorthand, usage)
+func Choice(cmd *cobra.Command, value *string, name, shorthand, usage string, values ...string) {
+	addChoice(cmd, &choice{name, value, values, quoted(values)}, shorthand, usage, values...)
+}
+
+// addChoice adds a flag of which the shell completes these values.
+func addChoice(cmd *cobra.Command, c *choice, shorthand, usage string, completions ...string) {
+	cmd.Flags().VarP(c, c.name, shorthand, usage)
+	CompleteFlag(cmd, c.name, cobra.FixedCompletions(slices.DeleteFunc(slices.Clone(completions), func(v string) bool {
+		return v == ""
+	}), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // String implements pflag.Value.

@@ -6,17 +6,17 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 )
 
 // Log is what the flags --log-format and --log-level say.
 type Log struct{ format, level string }
 
 // LogFlags adds the flags of a command that runs until it is stopped.
-func LogFlags(f *pflag.FlagSet) *Log {
+func LogFlags(cmd *cobra.Command) *Log {
 	l := &Log{format: "json", level: "info"}
-	Choice(f, &l.format, "log-format", "", `"json" or "text"`, "json", "text")
-	f.StringVar(&l.level, "log-level", l.level, `"debug", "info", "warn" or "error"`)
+	Choice(cmd, &l.format, "log-format", "", `"json" or "text"`, "json", "text")
+	cmd.Flags().StringVar(&l.level, "log-level", l.level, `"debug", "info", "warn" or "error"`)
 	return l
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -33,12 +34,12 @@ func OutputFlag(cmd *cobra.Command, more ...string) *Output {
 // OutputOf adds -o with these forms, the first of which is the default.
 func OutputOf(cmd *cobra.Command, forms ...string) *Output {
 	o := &Output{form: forms[0]}
-	usage := quoted(forms)
+	usage, accepted := quoted(forms), forms
 	if forms[0] == Table {
 		usage += `; "text" is the former name of "table"`
-		forms = append(forms, "", formerTable)
+		accepted = slices.Concat(forms, []string{"", formerTable})
 	}
-	Choice(cmd.Flags(), &o.form, "output", "o", usage, forms...)
+	addChoice(cmd, &choice{"output", &o.form, accepted, quoted(accepted)}, "o", usage, forms...)
 	return o
 }
 

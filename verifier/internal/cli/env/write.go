@@ -20,10 +20,9 @@ func WriteFlags(cmd *cobra.Command) *Write {
 	w := &Write{Output: OutputOf(cmd, "", YAML, JSON, Name)}
 	cmd.Flags().Lookup("output").Usage = `"yaml" or "json" prints the object, "name" prints its location`
 	w.DryRun = operator.DryRunNone
-	cmd.Flags().Var(&choice{
-		name: "dry-run", value: (*string)(&w.DryRun), listed: "none, client or server",
-		values: []string{string(operator.DryRunNone), string(operator.DryRunClient), string(operator.DryRunServer), ""},
-	}, "dry-run", `"none", "client" (send nothing) or "server" (have the API server check it)`)
+	values := []string{string(operator.DryRunNone), string(operator.DryRunClient), string(operator.DryRunServer), ""}
+	addChoice(cmd, &choice{"dry-run", (*string)(&w.DryRun), values, "none, client or server"}, "",
+		`"none", "client" (send nothing) or "server" (have the API server check it)`, values...)
 	cmd.Flags().Lookup("dry-run").NoOptDefVal = string(operator.DryRunClient)
 	return w
 }

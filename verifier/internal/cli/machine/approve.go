@@ -30,6 +30,6 @@ command does the same as 'enroll --approve ID'.`,
 		},
 	}
 	e.Where(cmd)
-	enrollmentFlags(cmd, &o)
+	enrollmentFlags(cmd, e, &o)
 	return cmd
 }

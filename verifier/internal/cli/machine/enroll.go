@@ -72,7 +72,7 @@ all of them before it writes the first, and skips those that are already enrolle
 	f.StringVar(&o.approve, "approve", "", "id of a machine that waits for approval")
 	f.StringVarP(&o.file, "filename", "f", "",
 		`a folder of identities, each named after its machine, or a list with "NAME EK-SHA256" in each line`)
-	enrollmentFlags(cmd, &o)
+	enrollmentFlags(cmd, e, &o)
 	cmd.MarkFlagsMutuallyExclusive("identity", "ek-sha256", "approve", "filename")
 	cmd.MarkFlagsOneRequired("identity", "ek-sha256", "approve", "filename")
 	cmd.MarkFlagsMutuallyExclusive("filename", "name")
@@ -80,10 +80,10 @@ all of them before it writes the first, and skips those that are already enrolle
 	return cmd
 }
 
-func enrollmentFlags(cmd *cobra.Command, o *enrollOptions) {
+func enrollmentFlags(cmd *cobra.Command, e *env.Env, o *enrollOptions) {
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the enrollment (default: the name of the Machine)")
-	f.StringVar(&o.pool, "pool", "",
+	e.PoolFlag(cmd, &o.pool,
 		"pool of a machine without a Machine object (default with --approve: the pool that it requested)")
 	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
 	o.write = env.WriteFlags(cmd)

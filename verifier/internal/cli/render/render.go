@@ -73,6 +73,8 @@ The exit status is 1 if the pool or its pre-approved part does not render.`,
 		"show where each part comes from, and why it is in the pre-approved part or not")
 	f.StringVarP(&r.output, "output", "o", "",
 		`"yaml" (default), "json", "ignition" or "name"; with --explain "table" (default, formerly "text"), "json", "yaml" or "name"`)
+	env.CompleteFlag(cmd, "output", cobra.FixedCompletions(
+		[]string{env.YAML, env.JSON, "ignition", env.Name, env.Table}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

@@ -100,7 +100,7 @@ a cluster, also run "controller", which does everything else.`,
 	f.StringVar(&metricsAddr, "metrics-listen", "",
 		"address for metrics (default: from the configuration, else 127.0.0.1:9622)")
 	f.BoolVar(&webPage, "web-page", false, "serve the web page; see docs/web-page.md (default: from the configuration)")
-	logs = env.LogFlags(f)
+	logs = env.LogFlags(cmd)
 	return cmd
 }
 

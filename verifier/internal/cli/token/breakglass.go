@@ -79,7 +79,7 @@ early, run 'token rotate --now'. The command prints the token only on standard o
 	}
 	e.Where(cmd)
 	f := cmd.Flags()
-	f.StringVar(&pool, "pool", "", "the pool whose config it opens")
+	e.PoolFlag(cmd, &pool, "the pool whose config it opens")
 	f.StringVar(&name, "name", "", "name for the audit log: a ticket number, or the requester")
 	f.BoolVar(&force, "force", false, "create it although the pool looks misspelled")
 	f.DurationVar(&lifetime, "lifetime", 15*time.Minute, "how long it is valid, at most 1h")
