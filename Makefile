@@ -82,8 +82,9 @@ sbom: tools build ## what both binaries are made of (CycloneDX)
 	@$(TOOLS)/sbom -version $(VERSION) -o $(BIN) $(BIN)/mcs-attest-agent $(BIN)/mcs-attest-verifier
 
 .PHONY: release
-release: tools ## what a version ships, into dist/: VERSION=v0.3.0, KEY=FILE to sign, PUSH=REGISTRY/PATH
-	@$(TOOLS)/release -version "$(VERSION)" -o dist $(if $(KEY),-key "$(KEY)") $(if $(PUSH),-push "$(PUSH)")
+release: tools ## what a version ships, into dist/: VERSION=v0.3.0, KEY=FILE to sign, PUSH=REGISTRY/PATH, BASE=IMAGE
+	@$(TOOLS)/release -version "$(VERSION)" -o dist $(if $(BASE),-base "$(BASE)") $(if $(KEY),-key "$(KEY)") \
+		$(if $(PUSH),-push "$(PUSH)")
 
 .PHONY: generate
 generate: tools ## the generated Go code of proto/, pkg/api and the web page, and the CRDs

@@ -18,8 +18,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -285,6 +287,60 @@ subjects: [{kind: ServiceAccount, name: support, namespace: mcs-attest}]
 		"a machine's password", "the provisioning token"} {
 		if strings.Contains(string(raw), planted[secret]) {
 			t.Errorf("%s was not removed by its shape: %s", secret, raw)
+		}
+	}
+}
+
+// gather runs the script of 'oc adm must-gather', with plug-ins of the folder bin, and returns what it collects in.
+func gather(t *testing.T, bin string, env ...string) (dir, stdout string) {
+	t.Helper()
+	dir = t.TempDir()
+	cmd := exec.Command("../../../deploy/must-gather/gather")
+	cmd.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"),
+		"BASE_COLLECTION_PATH="+dir)
+	cmd.Env = append(cmd.Env, env...)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("gather: %v\n%s", err, errOut.String())
+	}
+	return dir, out.String()
+}
+
+func TestMustGather_CollectsTheBundle(t *testing.T) {
+	c := installed(t)
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, _ := gather(t, bin, "KUBECONFIG="+c.Kubeconfig("admin"), "MUST_GATHER_SINCE=2h0m0s")
+	version, _ := run(t, nil, "kubectl-attest", "--version")
+	_, version, _ = strings.Cut(version, "version ")
+	for name, want := range map[string]string{
+		"version":                         "mcs-attest\n" + version,
+		"mcs-attest/contents.txt":         "A support bundle",
+		"mcs-attest/state.json":           "{",
+		"mcs-attest/cluster/version.json": "gitVersion",
+	} {
+		if raw, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(raw), want) {
+			t.Errorf("%s: %v %.200s", name, err, raw)
+		}
+	}
+}
+
+func TestMustGather_PassesTheTimesOfOcOn(t *testing.T) {
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "kubectl-attest"), []byte("#!/bin/sh\necho \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	hourAgo := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
+	for _, test := range []struct{ env, want string }{
+		{"MUST_GATHER_SINCE=", `^support-bundle --output \S+/mcs-attest/\n$`},
+		{"MUST_GATHER_SINCE=1h30m0s", `/mcs-attest/ --since 1h30m0s\n$`},
+		{"MUST_GATHER_SINCE_TIME=" + hourAgo, `/mcs-attest/ --since [34]\d{3}s\n$`},
+	} {
+		if _, got := gather(t, bin, test.env); !regexp.MustCompile(test.want).MatchString(got) {
+			t.Errorf("%s: %s", test.env, got)
 		}
 	}
 }

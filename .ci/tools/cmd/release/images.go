@@ -33,16 +33,18 @@ const (
 	bundleImage = "mcs-attest-bundle"
 )
 
-// An image is one layer for each architecture. Labels are in addition to those of all images.
+// An image is one layer for each architecture, on its base if it has one. Labels are in addition to those of all
+// images.
 type image struct {
 	name, title string
+	base        v1.ImageIndex
 	config      v1.Config
 	labels      func() (map[string]string, error)
 	layer       func(ctx context.Context, arch string) ([]entry, error)
 }
 
 func (r *release) all() []image {
-	return []image{
+	all := []image{
 		{
 			name: verifier, title: "Attestation in front of the Machine Config Server", layer: r.verifierLayer,
 			// A number: the kubelet cannot see from a name whether it is root.
@@ -58,31 +60,42 @@ func (r *release) all() []image {
 			layer: r.bundleLayer, labels: r.bundleLabels,
 		},
 	}
+	if r.base != nil {
+		all = append(all, r.mustGather())
+	}
+	return all
 }
 
 // images writes an index of all architectures for each image, as an OCI image layout.
 func (r *release) images(ctx context.Context) error {
 	for _, i := range r.all() {
-		index, err := r.index(ctx, i)
-		if err != nil {
+		if err := r.image(ctx, i); err != nil {
 			return fmt.Errorf("%s: %w", i.name, err)
 		}
-		path, err := layout.Write(r.file("images", i.name), empty.Index)
-		if err != nil {
-			return err
-		}
-		err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
-			"org.opencontainers.image.ref.name": r.version,
-		}))
-		if err != nil {
-			return fmt.Errorf("%s: %w", i.name, err)
-		}
-		digest, err := index.Digest()
-		if err != nil {
-			return err
-		}
-		r.say("%s: %s", i.name, digest)
 	}
+	return nil
+}
+
+func (r *release) image(ctx context.Context, i image) error {
+	index, err := r.index(ctx, i)
+	if err != nil {
+		return err
+	}
+	path, err := layout.Write(r.file("images", i.name), empty.Index)
+	if err != nil {
+		return err
+	}
+	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
+		"org.opencontainers.image.ref.name": r.version,
+	}))
+	if err != nil {
+		return err
+	}
+	digest, err := index.Digest()
+	if err != nil {
+		return err
+	}
+	r.say("%s: %s", i.name, digest)
 	return nil
 }
 
@@ -109,17 +122,16 @@ func (r *release) index(ctx context.Context, i image) (v1.ImageIndex, error) {
 		if err != nil {
 			return nil, err
 		}
-		layer, err := r.layer(entries)
+		platform := v1.Platform{OS: "linux", Architecture: arch}
+		img, config, mediaType, err := i.start(platform)
 		if err != nil {
 			return nil, err
 		}
-		img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-		platform := v1.Platform{OS: "linux", Architecture: arch}
-		config := &v1.ConfigFile{
-			OS: platform.OS, Architecture: platform.Architecture, Created: v1.Time{Time: r.date}, Config: i.config,
-			RootFS: v1.RootFS{Type: "layers"},
+		layer, err := r.layer(entries, mediaType)
+		if err != nil {
+			return nil, err
 		}
-		config.Config.Labels = labels
+		config.Created, config.Config.Labels = v1.Time{Time: r.date}, labels
 		if img, err = mutate.ConfigFile(img, config); err != nil {
 			return nil, err
 		}
@@ -138,7 +150,18 @@ func (r *release) index(ctx context.Context, i image) (v1.ImageIndex, error) {
 	return annotated, nil
 }
 
-func (r *release) layer(entries []entry) (v1.Layer, error) {
+// start returns the image that gets the layer, its config, and the layer's media type.
+func (i image) start(platform v1.Platform) (v1.Image, *v1.ConfigFile, types.MediaType, error) {
+	if i.base != nil {
+		return onBase(i.base, platform)
+	}
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	return img, &v1.ConfigFile{
+		OS: platform.OS, Architecture: platform.Architecture, Config: i.config, RootFS: v1.RootFS{Type: "layers"},
+	}, types.OCILayer, nil
+}
+
+func (r *release) layer(entries []entry, mediaType types.MediaType) (v1.Layer, error) {
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)
 	for _, e := range entries {
@@ -150,7 +173,7 @@ func (r *release) layer(entries []entry) (v1.Layer, error) {
 		return nil, err
 	}
 	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content.Bytes())), nil },
-		tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
+		tarball.WithMediaType(mediaType), tarball.WithCompressedCaching)
 }
 
 // verifierLayer is all that the static verifier needs.

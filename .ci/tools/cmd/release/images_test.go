@@ -13,13 +13,16 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"sigs.k8s.io/yaml"
@@ -198,6 +201,74 @@ func TestImages_OfOtherArchitecturesRunThere(t *testing.T) {
 				t.Errorf("%s: %s", arch, out)
 			}
 		}
+	}
+}
+
+// The files of a base stay, and oc finds /usr/bin/gather.
+func TestImages_OfMustGatherAreTheBaseAndGather(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	base, err := random.Image(1024, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := configOf(t, base).DeepCopy()
+	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config.Config = v1.Config{Env: []string{"PATH=/usr/bin"}, Labels: map[string]string{"vendor": "another"}}
+	if base, err = mutate.ConfigFile(base, config); err != nil {
+		t.Fatal(err)
+	}
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
+		Add: base, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}},
+	})
+	to, err := name.NewTag(host + "/base:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(to, index); err != nil {
+		t.Fatal(err)
+	}
+	digest, err := index.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pullBase(t.Context(), host+"/base:1"); err == nil {
+		t.Error("a base without a digest is accepted")
+	}
+	source, err := filepath.Abs("../../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &release{
+		source: source, out: t.TempDir(), version: testVersion, log: io.Discard, architectures: []string{runtime.GOARCH},
+	}
+	if r.base, err = pullBase(t.Context(), host+"/base@"+digest.String()); err != nil {
+		t.Fatal(err)
+	}
+	write(t, r.binary(verifier, runtime.GOARCH), "the verifier")
+	if err := r.image(t.Context(), r.mustGather()); err != nil {
+		t.Fatal(err)
+	}
+	img := pull(t, r.out, gatherer, runtime.GOARCH)
+	c := configOf(t, img).Config
+	if !slices.Equal(c.Env, []string{"PATH=/usr/bin"}) || c.Labels["org.opencontainers.image.version"] != testVersion ||
+		c.Labels["vendor"] != "" {
+		t.Errorf("the image's config is %+v", c)
+	}
+	root, before := unpack(t, img), unpack(t, base)
+	for _, file := range filesBelow(t, before) {
+		if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+			t.Error(err)
+		}
+	}
+	script := filepath.Join(root, "usr/bin/gather")
+	command(t, "cmp", script, filepath.Join(source, "deploy/must-gather/gather"))
+	if info, err := os.Stat(script); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("gather: %v, %v", info, err)
+	}
+	if got := string(read(t, filepath.Join(root, "usr/bin", plugin))); got != "the verifier" {
+		t.Errorf("the plug-in is %q", got)
 	}
 }
 

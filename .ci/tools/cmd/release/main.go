@@ -4,7 +4,7 @@
 // into an initramfs, RPM and deb packages, OCI images, the Helm chart and the OLM bundle, the manifest of the
 // kubectl plug-in, lists of what the programs consist of, the provenance, and the checksums.
 //
-//	release -version v0.3.0 [-source DIR] [-o DIR] [-arch LIST] [-key FILE] [-push REGISTRY/PATH]
+//	release -version v0.3.0 [-source DIR] [-o DIR] [-arch LIST] [-base IMAGE] [-key FILE] [-push REGISTRY/PATH]
 //
 // The same commit gives the same bytes, at any path, in a clone or in an archive of git.
 package main
@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 // architectures are those of OpenShift, as Go names them.
@@ -37,6 +38,8 @@ type release struct {
 	date          time.Time // of the commit: the date of all that is made
 	architectures []string
 	docs          string // the folder of manual pages and completions
+	baseName      string
+	base          v1.ImageIndex // of the image for 'oc adm must-gather'; nil: there is none
 	log           io.Writer
 }
 
@@ -58,6 +61,8 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 	arch := f.String("arch", strings.Join(architectures, ","), "architectures, a comma-separated `LIST`")
 	key := f.String("key", "", "sign the checksums with the Ed25519 key in `FILE` (PKCS #8, PEM)")
 	push := f.String("push", "", "also push the images to `REGISTRY/PATH`")
+	f.StringVar(&r.baseName, "base", "",
+		"also make the image for 'oc adm must-gather', on the `IMAGE` NAME@sha256:DIGEST with bash and tar")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -70,6 +75,11 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 	if *push != "" {
 		if repository, err = name.NewRepository(*push); err != nil {
 			return fmt.Errorf("-push: %w", err)
+		}
+	}
+	if r.baseName != "" {
+		if r.base, err = pullBase(ctx, r.baseName); err != nil {
+			return fmt.Errorf("-base: %w", err)
 		}
 	}
 	if err := r.prepare(ctx); err != nil {

@@ -112,7 +112,11 @@ func (r *release) provenance(ctx context.Context) error {
 	for i, a := range r.architectures {
 		architectures[i] = a
 	}
-	external, err := structpb.NewStruct(map[string]any{"version": r.version, "architectures": architectures})
+	parameters := map[string]any{"version": r.version, "architectures": architectures}
+	if r.base != nil {
+		parameters["base"] = r.baseName
+	}
+	external, err := structpb.NewStruct(parameters)
 	if err != nil {
 		return err
 	}
