@@ -4,13 +4,16 @@ package deploy
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -136,5 +139,55 @@ func TestChart_InstallsUpgradesAndUninstalls(t *testing.T) {
 	run("install", newer, "--take-ownership", "--force-conflicts")
 	if image, _ := template(); !strings.HasSuffix(image, ":v0.4.0") {
 		t.Errorf("after kustomize: image %s", image)
+	}
+}
+
+// An administrator follows the page as it is, up to a dry run of the installation.
+func TestChart_RendersWithTheCommandsOfThePage(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := helm(t, nil, "package", filepath.Join(charts(t, "v0.3.0"), "mcs-attest"), "-d", dir); err != nil {
+		t.Fatal(err)
+	}
+	values := example(t, deploying(t), "# values.yaml")
+	if err := os.WriteFile(filepath.Join(dir, "values.yaml"), []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program, err := binaries.Helm(t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out string
+	form := regexp.MustCompile(`(?m)^    (?:tar -x|helm (?:template|install) )(?:.*\\\n)*.*$`)
+	commands := form.FindAllString(deploying(t), -1)
+	for _, command := range commands {
+		command, _, _ = strings.Cut(command, " | oc apply")
+		if strings.Contains(command, "helm install") {
+			command += " --dry-run=client"
+		}
+		cmd := exec.CommandContext(t.Context(), "bash", "-ec", command)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "HOME="+dir, "KUBECONFIG=/dev/null",
+			"PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+		raw, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, raw)
+		}
+		if strings.Contains(command, "helm template") {
+			if objects := parsed(t, raw); len(objects) != 1 || objects[0].GetKind() != "Namespace" {
+				t.Errorf("the namespace is %s", raw)
+			}
+		}
+		out += string(raw)
+	}
+	if len(commands) != 3 {
+		t.Errorf("the page has the commands %q", commands)
+	}
+	for _, want := range []string{
+		"image: registry.cluster.example.com/infra/mcs-attest-verifier:v0.3.0", "kind: CredentialsRequest",
+		"name: mcs-attest-verifier-approver", "https://api-int.cluster.example.com:22623",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("rendered without %q", want)
+		}
 	}
 }

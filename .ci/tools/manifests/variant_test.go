@@ -3,6 +3,8 @@
 package manifests
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -104,5 +106,25 @@ func TestChart_HasAValueForEachComponent(t *testing.T) {
 	}
 	if !slices.Contains(strings.Split(string(files["Chart.yaml"]), "\n"), "version: 0.3.0") {
 		t.Errorf("Chart.yaml:\n%s", files["Chart.yaml"])
+	}
+}
+
+func TestVariants_HaveEachComponentOfTheTree(t *testing.T) {
+	// Other components, or an overlay, include these.
+	have := []string{"credential-delivery", "node-roles"}
+	have = append(have, clouds...)
+	for _, c := range components {
+		for _, folder := range c.folder {
+			have = append(have, folder)
+		}
+	}
+	folders, err := os.ReadDir(filepath.Join(source, "deploy/components"))
+	if err != nil || len(folders) == 0 {
+		t.Fatal(folders, err)
+	}
+	for _, f := range folders {
+		if !slices.Contains(have, f.Name()) {
+			t.Errorf("the chart has no value for deploy/components/%s", f.Name())
+		}
 	}
 }
