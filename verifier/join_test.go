@@ -5,13 +5,8 @@ package main
 import (
 	"context"
 	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -31,6 +26,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver/approvertest"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -192,20 +188,10 @@ func (j *joining) as(token string) kubernetes.Interface {
 // request asks for a client certificate for a Node of this name.
 func (j *joining) request(client kubernetes.Interface, node string, key *ecdsa.PrivateKey) (string, error) {
 	j.t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
-	}, key)
-	if err != nil {
-		j.t.Fatal(err)
-	}
-	csr, err := client.CertificatesV1().CertificateSigningRequests().Create(context.Background(), &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
-	}, metav1.CreateOptions{})
+	ask := approvertest.Client(j.t, node, key)
+	ask.GenerateName = "csr-"
+	csr, err := client.CertificatesV1().CertificateSigningRequests().Create(context.Background(), ask,
+		metav1.CreateOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -232,15 +218,6 @@ func decided(csr *certificatesv1.CertificateSigningRequest) string {
 	return ""
 }
 
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
 // From the quote to the certificate: the credential of the served config, and no
 // other, leads to the client certificate of the machine that attested, and to no
 // other's; D14, T54.
@@ -265,18 +242,18 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 			t.Errorf("%s: %s", what, got)
 		}
 	}
-	if name, err := j.request(j.as(j.shared), "worker-0", newKey(t)); err != nil {
+	if name, err := j.request(j.as(j.shared), "worker-0", approvertest.NewKey(t)); err != nil {
 		t.Fatal(err)
 	} else {
 		refused("the shared credential", name, "CSRCredential")
 	}
-	if name, err := j.request(j.as(own), "worker-1", newKey(t)); err != nil {
+	if name, err := j.request(j.as(own), "worker-1", approvertest.NewKey(t)); err != nil {
 		t.Fatal(err)
 	} else {
 		refused("another machine's name", name, "CSROtherMachine")
 	}
 
-	key := newKey(t)
+	key := approvertest.NewKey(t)
 	name, err := j.request(j.as(own), "worker-0", key)
 	if err != nil {
 		t.Fatal(err)
@@ -289,7 +266,7 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 		t.Errorf("record %+v", rec.Status)
 	}
 	j.hasEvents(uid, "Attested", "Fetched", "Joined")
-	if name, err := j.request(j.as(own), "worker-0", newKey(t)); err != nil {
+	if name, err := j.request(j.as(own), "worker-0", approvertest.NewKey(t)); err != nil {
 		t.Fatal(err)
 	} else {
 		refused("a second key", name, "CSRKeyChanged")
@@ -298,7 +275,7 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 	// A quarantine: the credential is worth nothing within seconds.
 	j.patch(recordsResource, victim, `{"spec":{"quarantined":true}}`)
 	eventually(t, func() bool {
-		_, err := j.request(j.as(stolen), "worker-1", newKey(t))
+		_, err := j.request(j.as(stolen), "worker-1", approvertest.NewKey(t))
 		return kerrors.IsUnauthorized(err)
 	}, func() string { return "the credential of a quarantined machine still opens the API" })
 
@@ -346,7 +323,7 @@ func TestOneForbiddenNamespaceAffectsNoOther(t *testing.T) {
 	j.namespaces = []string{elsewhere}
 	p := j.serve(0, "credential: {}\napprover: {}\n")
 	_, credential := j.fetched(t, p, "worker-0")
-	name, err := j.request(j.as(credential), "worker-0", newKey(t))
+	name, err := j.request(j.as(credential), "worker-0", approvertest.NewKey(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver/approvertest"
 )
 
 // backlog is how many new Machines wait for their records in a T67 test. The holder of
@@ -98,7 +99,7 @@ func TestAttack_T67_AQuarantineDoesNotWaitBehindOtherWork(t *testing.T) {
 	requests := map[string]string{}
 	for name, credential := range credentials {
 		j.stop(name)
-		request, err := j.request(j.as(credential), name, newKey(t))
+		request, err := j.request(j.as(credential), name, approvertest.NewKey(t))
 		switch {
 		case err == nil:
 			requests[name] = request

@@ -5,12 +5,7 @@ package credential_test
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -27,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver/approvertest"
 	pkgcredential "github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
@@ -166,21 +162,9 @@ func (s *site) ask(own *pkgcredential.Credential, node string) (*certificatesv1.
 		TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile},
 	})
 	s.ok(err)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	s.ok(err)
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
-	}, key)
-	s.ok(err)
-	csr, err := client.CertificatesV1().CertificateSigningRequests().Create(s.context(),
-		&certificatesv1.CertificateSigningRequest{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
-			Spec: certificatesv1.CertificateSigningRequestSpec{
-				Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-				SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-				Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-			},
-		}, metav1.CreateOptions{})
+	ask := approvertest.Client(s, node, approvertest.NewKey(s))
+	ask.GenerateName = "csr-"
+	csr, err := client.CertificatesV1().CertificateSigningRequests().Create(s.context(), ask, metav1.CreateOptions{})
 	if err == nil {
 		s.Cleanup(func() {
 			s.ok(s.admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), csr.Name,

@@ -4,24 +4,18 @@ package operator_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/approver/approvertest"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -43,25 +37,9 @@ func asks(t *testing.T, c *cluster.Cluster, name, node, credential string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
-	}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	requests := client.CertificatesV1().CertificateSigningRequests()
-	_, err = requests.Create(context.Background(), &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-		},
-	}, metav1.CreateOptions{})
+	ask := approvertest.Client(t, node, approvertest.NewKey(t))
+	ask.Name = name
+	_, err = client.CertificatesV1().CertificateSigningRequests().Create(context.Background(), ask, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,12 +5,6 @@ package csr
 import (
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"log/slog"
 	"strings"
 	"testing"
@@ -26,6 +20,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/approver/approvertest"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
@@ -183,8 +178,9 @@ func TestAttack_T54_OneNodeNameHasOneDecisionAtATime(t *testing.T) {
 				}
 				known.records[uid] = rec
 			}
+			request := func() []byte { return approvertest.Client(t, "w-0", approvertest.NewKey(t)).Spec.Request }
 			decide, api := over(t, known, slog.New(slog.NewTextHandler(t.Output(), nil)),
-				asks("first", "JTI=a1", forNode(t, "w-0")), asks("second", second, forNode(t, "w-0")),
+				asks("first", "JTI=a1", request()), asks("second", second, request()),
 				machineObject("machine.openshift.io/v1beta1", "a"), machineObject("cluster.x-k8s.io/v1beta2", "b"))
 			known.written = func() { // the record has the first key, and the request is not approved yet
 				known.records["a"].Status.Certificate, known.records["a"].Status.Phase = nil, v1alpha1.PhaseFetched
@@ -208,22 +204,6 @@ func TestAttack_T54_OneNodeNameHasOneDecisionAtATime(t *testing.T) {
 			}
 		})
 	}
-}
-
-// forNode returns a request with a new key.
-func forNode(t *testing.T, node string) []byte {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
-	}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
 func machineObject(apiVersion, uid string) *unstructured.Unstructured {
