@@ -143,9 +143,10 @@ func TestUnits_ReportEveryStageAndDelayOnlyTheFetch(t *testing.T) {
 // does.
 func TestUnits_OnlyTheFirstBootRequiresTheAgent(t *testing.T) {
 	for file, want := range map[string]string{
-		"mcs-attest-shell.conf":    "\nExecStartPre=-/usr/bin/mcs-attest-agent scrub\n",
+		"mcs-attest-shell.conf":    "\nExecStartPre=-/usr/bin/mcs-attest-agent scrub --cap-now\n",
 		"mcs-attest-report.conf":   "\nExecStopPost=-/usr/bin/mcs-attest-agent report %n\n",
 		"mcs-attest-cap.service":   "\nExecStart=/usr/bin/mcs-attest-agent scrub --cap-only\n",
+		"mcs-attest-leave.service": "\nExecStart=/usr/bin/mcs-attest-agent scrub --cap-rest\n",
 		"mcs-attest-scrub.service": "\nOnFailure=emergency.target\n",
 		"mcs-attest.service":       "\nOnFailure=emergency.target\n",
 	} {
@@ -155,9 +156,10 @@ func TestUnits_OnlyTheFirstBootRequiresTheAgent(t *testing.T) {
 	}
 	root := unpack(t)
 	for link, target := range map[string]string{
-		"initrd.target.wants/mcs-attest-cap.service":                 "../mcs-attest-cap.service",
-		"ignition-complete.target.requires/mcs-attest.service":       "../mcs-attest.service",
-		"ignition-complete.target.requires/mcs-attest-scrub.service": "../mcs-attest-scrub.service",
+		"initrd.target.wants/mcs-attest-cap.service":                   "../mcs-attest-cap.service",
+		"initrd-switch-root.service.requires/mcs-attest-leave.service": "../mcs-attest-leave.service",
+		"ignition-complete.target.requires/mcs-attest.service":         "../mcs-attest.service",
+		"ignition-complete.target.requires/mcs-attest-scrub.service":   "../mcs-attest-scrub.service",
 	} {
 		got, err := os.Readlink(filepath.Join(root, "usr/lib/systemd/system", link))
 		if err != nil || got != target {
@@ -179,6 +181,24 @@ func TestModulesForConfigDrivesAreInstalled(t *testing.T) {
 	}
 	if slices.Contains(have, "hostonly=yes") {
 		t.Error("modules are left out where this host does not need them")
+	}
+}
+
+// kdump builds the initramfs of the crash kernel with the same configuration of dracut.
+func TestModule_InstallsNothingForKdump(t *testing.T) {
+	const script = `moddir=` + module + ` initdir=/nonexistent systemdsystemunitdir=/units
+		instmods() { echo "instmods $*"; }
+		for f in inst_simple inst_binary inst_multiple ln_r mkdir; do eval "$f() { echo $f; }"; done
+		. "$moddir/module-setup.sh"
+		echo depends $(depends); installkernel; install`
+	if got := run(t, []string{"IN_KDUMP=1"}, "bash", "-c", script); got != "depends systemd\n" {
+		t.Errorf("with IN_KDUMP=1: %s", got)
+	}
+	got := run(t, []string{"IN_KDUMP="}, "bash", "-c", script)
+	for _, want := range []string{"depends ignition systemd\n", "instmods =drivers/char/tpm\n", "inst_simple\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("without it, the module lacks %q:\n%s", want, got)
+		}
 	}
 }
 

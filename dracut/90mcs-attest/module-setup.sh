@@ -4,7 +4,8 @@
 #
 # The agent runs between ignition-fetch-offline and ignition-fetch. It gives Ignition a pointer
 # config with the token, removes the token after the fetch, and caps PCR 11 before any code outside
-# the initramfs runs.
+# the initramfs runs. In a measured unified kernel image with systemd-pcrphase, systemd's
+# leave-initrd replaces the cap.
 #
 # dracut/image.sh sources this file, too, with replacements for dracut's functions. So the appended
 # archive contains exactly what dracut installs.
@@ -18,14 +19,23 @@ check() {
     return 255
 }
 
+# kexec-tools and kdump-utils build the initramfs of the crash kernel with the same configuration.
+# That kernel has little memory, and Ignition and the agent must not run in it. dracut accepts the
+# module, which then installs nothing.
+for_kdump() {
+    [[ ${IN_KDUMP:-} == 1 ]]
+}
+
 depends() {
-    echo systemd ignition
+    for_kdump || echo ignition
+    echo systemd
 }
 
 # Some kernels have the drivers of TPMs on SPI and I2C as modules. The other modules are for
 # config drives, which a host's own initramfs would omit: the CD-ROM drive with its
 # controllers, and the file systems that the agent reads. A module may be built into the kernel.
 installkernel() {
+    for_kdump && return 0
     hostonly='' instmods '=drivers/char/tpm'
     hostonly='' instmods sr_mod cdrom ata_piix ahci virtio_blk virtio_scsi
     hostonly='' instmods isofs udf vfat nls_cp437 nls_ascii nls_iso8859-1 nls_utf8
@@ -48,6 +58,7 @@ install_wanted() {
 }
 
 install() {
+    for_kdump && return 0
     if [[ -x "$moddir/mcs-attest-agent" ]]; then
         inst_simple "$moddir/mcs-attest-agent" /usr/bin/mcs-attest-agent
     else
@@ -63,7 +74,9 @@ install() {
     install_wanted mcs-attest-scrub.service ignition-complete.target.requires
     # On every boot.
     install_wanted mcs-attest-cap.service initrd.target.wants
+    install_wanted mcs-attest-leave.service initrd-switch-root.service.requires
 
+    install_drop_in mcs-attest-phase.conf systemd-pcrphase-initrd.service
     install_drop_in mcs-attest-fetch.conf ignition-fetch.service
     install_drop_in mcs-attest-report.conf \
         ignition-fetch-offline.service \

@@ -39,6 +39,8 @@ type Initrd struct {
 	Agent Delivery
 	// Newer uses the Ignition of testvm/ignition instead of Debian's 2.14.
 	Newer bool
+	// Sealed adds what opens a volume of [Rig.Seal], and systemd-pcrphase.
+	Sealed bool
 	// Extra is appended as a separate archive: path to content.
 	Extra map[string]string
 	// Compress makes it smaller and slower to unpack. Under OVMF, which hashes every byte, that is
@@ -51,6 +53,8 @@ const dracutModules = "bash systemd systemd-initrd dracut-systemd systemd-sysctl
 	"systemd-udevd systemd-tmpfiles systemd-journald systemd-sysusers base udev-rules rootfs-block fs-lib " +
 	"dbus dbus-daemon systemd-networkd network kernel-network-modules ignition shutdown kernel-modules " +
 	"qemu url-lib rig"
+
+const sealedModules, sealedDrivers = " crypt tpm2-tss systemd-pcrphase", " dm_crypt xts"
 
 const dracutDrivers = "virtio_pci virtio_net virtio_blk virtio_rng qemu_fw_cfg efivarfs vfat " +
 	"nls_cp437 nls_ascii ext4 crc32c_generic overlay af_packet"
@@ -125,7 +129,7 @@ func (r *Rig) buildBase(i Initrd) string {
 	if i.Newer {
 		ignition = r.newerIgnition()
 	}
-	modules := dracutModules
+	modules, drivers := dracutModules, dracutDrivers
 	what := "initramfs with dracut and Ignition"
 	in := r.inputs("initrd").text(version, dracutModules, dracutDrivers).tree(rigModule).
 		file(filepath.Join(ignition, "ignition")).file("/usr/bin/dracut")
@@ -136,6 +140,10 @@ func (r *Rig) buildBase(i Initrd) string {
 		in.file(agent).tree(os.DirFS(agentModule))
 		modules += " mcs-attest"
 		what = "initramfs with dracut, Ignition and the agent"
+	}
+	if i.Sealed {
+		modules += sealedModules
+		drivers += sealedDrivers
 	}
 	compress := "--no-compress"
 	if i.Compress {
@@ -151,7 +159,7 @@ func (r *Rig) buildBase(i Initrd) string {
 		log := r.run(base, []string{"dracutbasedir=" + base}, "dracut", "--force", "--quiet", "--stdlog", "3",
 			"--no-hostonly", "--no-hostonly-cmdline", "--conf", "/dev/null", "--confdir", confdir,
 			"--kver", version, "--reproducible", "--no-early-microcode", "--nofscks", compress,
-			"--tmpdir", r.dir, "--modules", modules, "--omit", "qemu-net nfs iscsi lvm", "--drivers", dracutDrivers, out)
+			"--tmpdir", r.dir, "--modules", modules, "--omit", "qemu-net nfs iscsi lvm", "--drivers", drivers, out)
 		if strings.Contains(log, "cannot be found or installed") || strings.Contains(log, "can't be installed") {
 			r.t.Fatalf("dracut left a module out:\n%s", log)
 		}

@@ -37,6 +37,8 @@ type VM struct {
 	Metadata http.Handler
 	// ConfigDrive is a CD-ROM with the label config-2: path to content. Nil means none.
 	ConfigDrive map[string]string
+	// Volume is a second disk, of which the machine has a copy; "" means none.
+	Volume string
 	// Cmdline is added to the kernel's command line.
 	Cmdline string
 	// Root has additional files for the root disk: path to content.
@@ -89,9 +91,10 @@ const bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=re
 	"norandmaps mitigations=off audit=0 cryptomgr.notests"
 
 // processor is an old model with the instructions that cryptography uses. QEMU emulates AVX and a
-// larger register state more slowly. One core needs a third less processor time than two, because
+// larger register state more slowly. Without cx16, Linux 6.12 and later do not use the instruction
+// that QEMU 7.2 emulates wrongly for them, with a double fault. One core needs a third less processor time than two, because
 // emulated cores wait for each other.
-const processor = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,aes=on,pclmulqdq=on,popcnt=on,rdrand=on"
+const processor = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,aes=on,pclmulqdq=on,popcnt=on,rdrand=on,cx16=off"
 
 func firstBoot(platform string) string {
 	return bareCmdline + " ignition.firstboot=1 ignition.platform.id=" + cmp.Or(platform, "qemu") + " rd.neednet=1"
@@ -139,6 +142,10 @@ func (r *Rig) Boot(vm VM) *Node {
 	if vm.ConfigDrive != nil {
 		args = append(args, "-device", "virtio-scsi-pci", "-device", "scsi-cd,drive=config",
 			"-drive", "if=none,id=config,format=raw,readonly=on,file="+r.configDrive(n.path("config.iso"), vm.ConfigDrive))
+	}
+	if vm.Volume != "" {
+		args = append(args, "-drive", "if=none,id=volume,format=raw,snapshot=on,file="+vm.Volume,
+			"-device", "virtio-blk-pci,drive=volume")
 	}
 	if vm.UKI != nil || vm.GRUB != nil {
 		vars := ovmf + "OVMF_VARS_4M.fd"

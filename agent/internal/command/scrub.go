@@ -9,21 +9,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
-	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-const cappedFile = "capped"
-
 var errTokenUnknown = errors.New("reading the token to search for")
 
 func (a *agent) scrub() command {
-	var capOnly bool
+	var capOnly, capNow, capRest bool
 	return command{
 		name:  "scrub",
 		short: "remove the token from this machine, and cap PCR 11",
@@ -35,14 +31,24 @@ as the initramfs. The ticket for a failure report stays; it grants nothing else.
 It then searches the whole cached config. If the token is still in it, the command
 fails and changes neither that config nor the agent's own copy. The next run retries.
 
+While systemd-pcrphase-initrd.service is active, systemd itself will end the initramfs
+in PCR 11. The command then only records the value. With --cap-rest it later caps the
+banks that still have that value.
+
 Each part is done even if another fails. A machine without a TPM has no PCR to cap.
 PCR 11 is capped once in each boot, which the file "capped" in the run directory
 records.`,
 		flags: func(f *flag.FlagSet) {
 			f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11; prints nothing if it is capped already")
+			f.BoolVar(&capNow, "cap-now", false, "cap PCR 11 even if systemd will end the initramfs in it")
+			f.BoolVar(&capRest, "cap-rest", false, "only cap the banks in which systemd did not end the initramfs")
 		},
 		run: func(context.Context, []string) error {
-			before, capped := a.capPCR()
+			before := a.capped()
+			if capRest {
+				return a.onTPM(a.capRest)
+			}
+			capped := a.capPCR(capNow)
 			if capOnly {
 				return capped
 			}
@@ -114,26 +120,4 @@ func (a *agent) deliveredTokens() ([]secret.Bytes, error) {
 		return nil, fmt.Errorf("parsing the agent's own copy of the pointer config: %w", err)
 	}
 	return config.Bearers(), nil
-}
-
-// capPCR caps PCR 11 once per boot. It reports whether it was capped before.
-func (a *agent) capPCR() (before bool, err error) {
-	boot := a.bootID()
-	// The unit of the real root writes an empty file. /run is empty when the machine boots, so a file of
-	// another boot can only be a copy.
-	if of, err := os.ReadFile(a.paths.Own(cappedFile)); err == nil && (len(of) == 0 || string(of) == boot) {
-		return true, nil
-	}
-	device, err := tpmdev.Open(a.paths.TPM)
-	if errors.Is(err, tpmdev.ErrAbsent) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if err := errors.Join(attester.Cap(attester.NewRetrying(device, time.Sleep)), device.Close()); err != nil {
-		return false, err
-	}
-	a.console.Step("capped PCR %d: this boot can no longer attest", attester.CapPCR)
-	return false, delivery.WriteFile(a.paths.Own(cappedFile), []byte(boot))
 }

@@ -26,6 +26,7 @@ type Paths struct {
 	TPM             string // a TPM character device, or the socket of a software TPM
 	TPMSysfs        string // the TPM's folder in sysfs, which lists the PCR banks
 	EventLog        string // the firmware's event log
+	Phase           string // exists while systemd-pcrphase-initrd.service is active
 	BootID          string
 	SMBIOSUUID      string
 	SMBIOSSerial    string
@@ -56,6 +57,7 @@ var table = []struct {
 	{"MCS_ATTEST_TPM_SYSFS", "/sys/class/tpm/tpm0", func(p *Paths) *string { return &p.TPMSysfs }},
 	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements",
 		func(p *Paths) *string { return &p.EventLog }},
+	{"MCS_ATTEST_PHASE", "/run/mcs-attest-phase", func(p *Paths) *string { return &p.Phase }},
 	{"MCS_ATTEST_BOOT_ID", "/proc/sys/kernel/random/boot_id", func(p *Paths) *string { return &p.BootID }},
 	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
 	{"MCS_ATTEST_SMBIOS_SERIAL", "/sys/class/dmi/id/product_serial", func(p *Paths) *string { return &p.SMBIOSSerial }},

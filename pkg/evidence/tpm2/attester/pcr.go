@@ -3,6 +3,7 @@
 package attester
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -26,16 +27,12 @@ const (
 // Banks returns the banks that have all of PCR 0 to 23, in the order of the TPM's numbers,
 // strongest last.
 func Banks(t transport.TPM) ([]uint16, error) {
-	rsp, err := tpm2.GetCapability{Capability: tpm2.TPMCapPCRs, PropertyCount: 1}.Execute(t)
+	assigned, err := assignedPCRs(t)
 	if err != nil {
-		return nil, fmt.Errorf("listing PCR banks: %w", err)
-	}
-	assigned, err := rsp.CapabilityData.Data.AssignedPCR()
-	if err != nil {
-		return nil, fmt.Errorf("listing PCR banks: %w", err)
+		return nil, err
 	}
 	var banks []uint16
-	for _, s := range assigned.PCRSelections {
+	for _, s := range assigned {
 		complete := len(s.PCRSelect) >= pcrCount/8
 		for i := 0; complete && i < pcrCount/8; i++ {
 			complete = s.PCRSelect[i] == 0xff
@@ -48,6 +45,18 @@ func Banks(t transport.TPM) ([]uint16, error) {
 		return nil, errors.New("the TPM has no complete PCR bank")
 	}
 	return banks, nil
+}
+
+func assignedPCRs(t transport.TPM) ([]tpm2.TPMSPCRSelection, error) {
+	rsp, err := tpm2.GetCapability{Capability: tpm2.TPMCapPCRs, PropertyCount: 1}.Execute(t)
+	if err != nil {
+		return nil, fmt.Errorf("listing PCR banks: %w", err)
+	}
+	assigned, err := rsp.CapabilityData.Data.AssignedPCR()
+	if err != nil {
+		return nil, fmt.Errorf("listing PCR banks: %w", err)
+	}
+	return assigned.PCRSelections, nil
 }
 
 func pcrSelection(bank uint16, pcrs []int) (tpm2.TPMLPCRSelection, error) {
@@ -99,4 +108,56 @@ func Cap(t transport.TPM) error {
 		return fmt.Errorf("capping PCR %d: %w", CapPCR, err)
 	}
 	return nil
+}
+
+// CapValues returns the value of PCR 11 in each bank that has it, also in an incomplete bank.
+func CapValues(t transport.TPM) (map[uint16][]byte, error) {
+	assigned, err := assignedPCRs(t)
+	if err != nil {
+		return nil, err
+	}
+	values := map[uint16][]byte{}
+	for _, s := range assigned {
+		if len(s.PCRSelect) <= CapPCR/8 || s.PCRSelect[CapPCR/8]&(1<<(CapPCR%8)) == 0 {
+			continue
+		}
+		value, err := readPCRs(t, uint16(s.Hash), []int{CapPCR})
+		if err != nil {
+			return nil, err
+		}
+		values[uint16(s.Hash)] = value[0]
+	}
+	return values, nil
+}
+
+// CapUnchanged caps PCR 11 only in the banks in which it still has the value that earlier has for
+// them, or which earlier does not contain. In the other banks another event has ended the
+// initramfs. It returns the number of banks that it capped.
+func CapUnchanged(t transport.TPM, earlier map[uint16][]byte) (capped int, err error) {
+	now, err := CapValues(t)
+	if err != nil {
+		return 0, err
+	}
+	for bank, value := range now {
+		if before, ok := earlier[bank]; ok && !bytes.Equal(before, value) {
+			continue
+		}
+		hash, err := tpm2.TPMIAlgHash(bank).Hash()
+		if err != nil || !hash.Available() {
+			continue // such as SM3; no verifier appraises this bank
+		}
+		h := hash.New()
+		h.Write([]byte(CapLabel))
+		_, err = tpm2.PCRExtend{
+			PCRHandle: tpm2.AuthHandle{Handle: tpm2.TPMHandle(CapPCR), Auth: tpm2.PasswordAuth(nil)},
+			Digests: tpm2.TPMLDigestValues{Digests: []tpm2.TPMTHA{
+				{HashAlg: tpm2.TPMIAlgHash(bank), Digest: h.Sum(nil)},
+			}},
+		}.Execute(t)
+		if err != nil {
+			return capped, fmt.Errorf("capping PCR %d of the %s bank: %w", CapPCR, transcript.BankName(bank), err)
+		}
+		capped++
+	}
+	return capped, nil
 }

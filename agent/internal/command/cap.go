@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/google/go-tpm/tpm2/transport"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+)
+
+const (
+	// cappedFile has the id of the boot in which PCR 11 was capped.
+	cappedFile = "capped"
+	// leftFile has the values of PCR 11 with which the agent left the end of the initramfs to
+	// systemd: a JSON object from the bank's number to the value. mcs-attest-leave.service runs if
+	// it exists.
+	leftFile = "pcr11"
+)
+
+// capPCR caps PCR 11 once per boot. If systemd will end the initramfs in it, capPCR leaves that to
+// systemd, unless now is true.
+func (a *agent) capPCR(now bool) error {
+	if _, err := os.Stat(a.paths.Phase); err == nil && !now {
+		return a.onTPM(a.leavePCR)
+	}
+	return a.onTPM(func(tpm transport.TPM) error {
+		if err := attester.Cap(tpm); err != nil {
+			return err
+		}
+		a.console.Step("capped PCR %d: this boot can no longer attest", attester.CapPCR)
+		return delivery.WriteFile(a.paths.Own(cappedFile), []byte(a.bootID()))
+	})
+}
+
+// capped reports whether PCR 11 was capped in this boot.
+func (a *agent) capped() bool {
+	of, err := os.ReadFile(a.paths.Own(cappedFile))
+	// The unit of the real root writes an empty file. /run is empty when the machine boots, so a file of
+	// another boot can only be a copy.
+	return err == nil && (len(of) == 0 || string(of) == a.bootID())
+}
+
+// onTPM runs do on the TPM, if there is one and PCR 11 is not capped yet.
+func (a *agent) onTPM(do func(transport.TPM) error) error {
+	if a.capped() {
+		return nil
+	}
+	device, err := tpmdev.Open(a.paths.TPM)
+	if errors.Is(err, tpmdev.ErrAbsent) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(attester.NewRetrying(device, time.Sleep)), device.Close())
+}
+
+// leavePCR records the values of PCR 11 while systemd-pcrphase-initrd.service is active.
+func (a *agent) leavePCR(tpm transport.TPM) error {
+	if _, err := os.Stat(a.paths.Own(leftFile)); err == nil {
+		return nil
+	}
+	values, err := attester.CapValues(tpm)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(values)
+	if err != nil {
+		return err
+	}
+	a.console.Step("systemd ends the initramfs in PCR %d: no cap", attester.CapPCR)
+	return delivery.WriteFile(a.paths.Own(leftFile), raw)
+}
+
+// capRest caps the banks that still have the values of leavePCR. If these cannot be read, it caps
+// all.
+func (a *agent) capRest(tpm transport.TPM) error {
+	var left map[uint16][]byte
+	raw, err := os.ReadFile(a.paths.Own(leftFile))
+	if err == nil {
+		err = json.Unmarshal(raw, &left)
+	}
+	if err != nil {
+		a.console.Step("PCR %d is capped in every bank: %v", attester.CapPCR, err)
+		left = nil
+	}
+	capped, err := attester.CapUnchanged(tpm, left)
+	if err != nil {
+		return err
+	}
+	if capped > 0 {
+		a.console.Step("capped PCR %d in %d banks that systemd did not extend", attester.CapPCR, capped)
+	}
+	return delivery.WriteFile(a.paths.Own(cappedFile), []byte(a.bootID()))
+}
