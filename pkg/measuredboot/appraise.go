@@ -39,6 +39,7 @@ type boot struct {
 	quoted map[int][]byte
 	log    *eventlog.Log
 	refs   []ReferenceValues
+	images []*ReferenceValues // those that PCRs 11, 12 and 13 match
 	result *Result
 }
 

@@ -11,17 +11,18 @@
 //	               the first instruction, and it was used: an image that db
 //	               authorizes was started. A unified kernel image (UKI) matches one
 //	               of the reference values, with nothing added to it.
-//	release        secure-boot, and each loaded component is one of a release.
-//	strict         release, and firmware and command line are known, too.
+//	release        PCRs 0-9 and 11-14. As secure-boot, and all that shim and GRUB load
+//	               and execute is one of the reference values.
+//	strict         release, and the firmware is known, too.
 //
-// The last two exist in the types and are not available yet.
+// The last one exists in the types and is not available yet.
 //
 // # Digest first
 //
 // A quote covers only the digests in the log. So each event is checked by its digest. It must be a
 // known constant (a separator), the hash of the event's own data if that data parses as the
 // expected type (a UEFI variable), or a reference value. Any other digest in a checked PCR fails,
-// unless the profile defines the meaning of an unknown digest (PCR 4: an application). The event's
+// unless the profile defines the meaning of an unknown digest (PCR 4 under secure-boot: an application). The event's
 // type never decides, so a false type neither hides an event nor makes it pass.
 //
 // # Nothing may be omitted

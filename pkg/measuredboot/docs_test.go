@@ -47,6 +47,11 @@ func TestDocumentedDenialsAreReal(t *testing.T) {
 		}
 		return kept
 	})
+	line := grubBoot(t).booted(t, func(e events) events {
+		i := find(t, e, 8, "kernel_cmdline: ")
+		e[i] = said(e[i], "kernel_cmdline: ", grubLine(e[i])+" systemd.debug-shell")
+		return e
+	})
 	documented := map[string]bool{}
 	for _, b := range blocks(t, "") {
 		documented[b] = true
@@ -58,6 +63,7 @@ func TestDocumentedDenialsAreReal(t *testing.T) {
 		"systemd-boot":      captured(t, eventlogtest.SecureBootSDBoot),
 		"events left out":   left,
 		"capped":            capped,
+		"a word more":       line,
 	} {
 		_, err := b.appraise()
 		if err == nil || !documented[err.Error()] {

@@ -63,6 +63,39 @@ func FuzzAppraise(f *testing.F) {
 	})
 }
 
+// FuzzRelease gives the attacker full control of PCRs 4, 8, 9 and 14. A log is accepted only if each of
+// its digests there is one of the document.
+func FuzzRelease(f *testing.F) {
+	f.Add(eventlogtest.Load(f, eventlogtest.ShimGRUB).Log)
+	refs := references(f, eventlogtest.ShimGRUB)
+	known := map[string]bool{}
+	for _, list := range [][]measuredboot.Component{refs.Applications, refs.Files, refs.MOK} {
+		for _, c := range list {
+			known[string(c.SHA256)] = true
+		}
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		log, err := eventlog.Parse(raw, eventlog.SHA256)
+		if err != nil {
+			return
+		}
+		replayed := log.Replay()
+		quoted := map[int][]byte{}
+		for _, i := range measuredboot.Release.PCRs() {
+			quoted[i] = bytes.Clone(replayed.Value(i))
+		}
+		if _, err := measuredboot.Appraise(measuredboot.Release, eventlog.SHA256, quoted, raw,
+			[]measuredboot.ReferenceValues{refs}); err != nil {
+			return
+		}
+		for _, e := range log.Events {
+			if (e.PCR == 9 || e.PCR == 14) && e.Extends() && !known[string(e.Digest)] {
+				t.Fatalf("accepted event %d with an unknown digest", e.Index)
+			}
+		}
+	})
+}
+
 // FuzzReferenceValues parses documents.
 func FuzzReferenceValues(f *testing.F) {
 	raw, err := os.ReadFile("testdata/ovmf-secureboot-uki.json")

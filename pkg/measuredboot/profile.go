@@ -35,8 +35,12 @@ var profiles = map[Profile]requirements{
 		log:    true,
 		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image},
 	},
-	Release: {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13, 14}, log: true},
-	Strict:  {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}, log: true},
+	Release: {
+		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14},
+		log:    true,
+		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image, release},
+	},
+	Strict: {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}, log: true},
 }
 
 // ParseProfile reads the name of a profile; "" is [IdentityOnly].

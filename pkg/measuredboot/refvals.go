@@ -41,9 +41,24 @@ type ReferenceValues struct {
 	PCR12 []Digests `json:"pcr12,omitempty"`
 	PCR13 []Digests `json:"pcr13,omitempty"`
 
+	// Applications, Files, Commands, CommandLines and MOK are for profile release. Components with the
+	// same name are alternatives, for example two versions of shim during an update. One of each name
+	// must be measured.
+	//
 	// Applications are the Authenticode digests of the started images (PCR 4): shim, GRUB, kernel,
-	// or the UKI. For profile release.
+	// or the UKI.
 	Applications []Component `json:"applications,omitempty"`
+
+	// Files are what the boot loader reads (PCR 9): its configuration, kernel, initramfs.
+	Files []Component `json:"files,omitempty"`
+
+	// Commands are what GRUB executes (PCR 8), and CommandLines what it gives to the kernel, from the
+	// kernel's path on (PCR 8).
+	Commands     []Words `json:"commands,omitempty"`
+	CommandLines []Words `json:"commandLines,omitempty"`
+
+	// MOK has the lists of machine owner keys that shim measures (PCR 14).
+	MOK []Component `json:"mok,omitempty"`
 }
 
 // Metadata has the name of the document, by which a policy selects it.
@@ -142,7 +157,9 @@ func (r *ReferenceValues) Validate() error {
 			}
 		}
 	}
-	for field, list := range map[string][]Component{"sections": r.Sections, "applications": r.Applications} {
+	for field, list := range map[string][]Component{
+		"sections": r.Sections, "applications": r.Applications, "files": r.Files, "mok": r.MOK,
+	} {
 		for i, c := range list {
 			if c.Name == "" {
 				return fmt.Errorf("%s[%d]: no name", field, i)
@@ -152,7 +169,7 @@ func (r *ReferenceValues) Validate() error {
 			}
 		}
 	}
-	return nil
+	return r.validateGRUB()
 }
 
 func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {

@@ -5,6 +5,7 @@ package measuredboot
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 )
@@ -261,23 +262,11 @@ func shortValue(v []byte) string {
 	return fmt.Sprintf("%x", v)
 }
 
-// application requires at least one image in PCR 4. The digest of an image does not cover the
-// event's data. So an event whose digest is that of its own data, or of a known string, is a
-// message of the firmware.
+// application requires at least one image in PCR 4.
 func application(b *boot) *Finding {
-	c := known[b.bank]
-events:
 	for i := range b.log.Events {
 		e := &b.log.Events[i]
-		if e.PCR != 4 || !e.Extends() || c.isSeparator(e.Digest) {
-			continue
-		}
-		for _, a := range c.actions {
-			if bytes.Equal(a, e.Digest) {
-				continue events
-			}
-		}
-		if bytes.Equal(eventlog.Hash(b.bank, e.Data), e.Digest) {
+		if e.PCR != 4 || !e.Extends() || b.isMessage(e) {
 			continue
 		}
 		b.result.Applications = append(b.result.Applications, e.Digest)
@@ -286,6 +275,18 @@ events:
 		return onPCR(4, "a boot application", "none")
 	}
 	return nil
+}
+
+// isMessage reports whether an event of PCR 4 is a text of the firmware or a separator, and not a
+// started image. The digest of an image does not cover the event's data, but a log can have the bytes
+// of an image as data. A text that only has printable characters is not an image.
+func (b *boot) isMessage(e *eventlog.Event) bool {
+	c := known[b.bank]
+	same := func(known []byte) bool { return bytes.Equal(known, e.Digest) }
+	if c.isSeparator(e.Digest) || slices.ContainsFunc(c.actions, same) {
+		return true
+	}
+	return !bytes.ContainsFunc(e.Data, func(r rune) bool { return r < ' ' || r > '~' }) && same(eventlog.Hash(b.bank, e.Data))
 }
 
 // image requires that PCRs 11, 12 and 13 together match one document of reference values. Without
@@ -299,8 +300,10 @@ func image(b *boot) *Finding {
 			continue
 		}
 		if fits(b.bank, r.PCR12, b.quoted[12]) && fits(b.bank, r.PCR13, b.quoted[13]) {
-			b.result.Image, b.result.Phase = r.Metadata.Name, phase
-			return nil
+			if len(b.images) == 0 {
+				b.result.Image, b.result.Phase = r.Metadata.Name, phase
+			}
+			b.images = append(b.images, r)
 		}
 		if closest == nil {
 			closest = r
@@ -308,6 +311,8 @@ func image(b *boot) *Finding {
 	}
 	var none ReferenceValues
 	switch {
+	case len(b.images) > 0:
+		return nil
 	case len(b.refs) > 0 && closest == nil:
 		// Only zeros reach this line: every other value was compared before the log was parsed.
 		return onPCR(11, "a value of the reference values (the image is a UKI)", hexValue(b.quoted[11]))

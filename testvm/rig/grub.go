@@ -2,7 +2,11 @@
 
 package rig
 
-import "strings"
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
 
 // GRUB boots as most distributions do: shim, signed by Microsoft, starts GRUB, signed by Debian, which
 // starts Debian's signed kernel. Secure Boot does not cover the initramfs, grub.cfg and the command
@@ -22,7 +26,7 @@ const (
 )
 
 // config returns grub.cfg. As on CoreOS, a file on the boot partition makes the boot a first boot.
-func (g GRUB) config(later bool, platform string) string {
+func (g GRUB) config(platform string) string {
 	lines := []string{
 		"set timeout=0",
 		`set ignition_firstboot=""`,
@@ -41,6 +45,21 @@ func (g GRUB) config(later bool, platform string) string {
 		"boot", ""), "\n")
 }
 
+// BootFiles writes the files that this machine boots from to a folder, as an installed image has them.
+func (r *Rig) BootFiles(g GRUB) string {
+	r.t.Helper()
+	dir, err := os.MkdirTemp(r.dir, "boot-")
+	r.fatal(err, "boot files")
+	for name, from := range g.files(r, false, "") {
+		b, err := os.ReadFile(from)
+		r.fatal(err, "boot files")
+		to := filepath.Join(dir, name)
+		r.fatal(os.MkdirAll(filepath.Dir(to), 0o755), "boot files")
+		r.fatal(os.WriteFile(to, b, 0o644), "boot files")
+	}
+	return dir
+}
+
 // files returns what the EFI system partition contains. It is also the boot partition.
 func (g GRUB) files(r *Rig, later bool, platform string) map[string]string {
 	r.t.Helper()
@@ -50,7 +69,7 @@ func (g GRUB) files(r *Rig, later bool, platform string) map[string]string {
 		"EFI/BOOT/BOOTX64.EFI": shim,
 		"EFI/BOOT/grubx64.efi": signedGRUB,
 		"EFI/BOOT/mmx64.efi":   mokManager,
-		"EFI/debian/grub.cfg":  r.text("grub.cfg", g.config(later, platform)),
+		"EFI/debian/grub.cfg":  r.text("grub.cfg", g.config(platform)),
 		"vmlinuz":              kernel,
 		"initrd.img":           r.Build(g.Initrd),
 	}

@@ -35,6 +35,7 @@ const (
 	UKI                  = "ovmf-uki"
 	UKICmdlineOverride   = "ovmf-uki-cmdline-override"
 	UnsignedKernel       = "ovmf-ms-vars-unsigned-kernel"
+	ShimGRUB             = "ovmf-shim16-grub"
 	SeaBIOS              = "seabios-kernel"
 )
 

@@ -5,28 +5,76 @@
 package grub
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-const policy = `apiVersion: mcs-attest.dev/v1alpha1
+func policy(profile string) string {
+	return `apiVersion: mcs-attest.dev/v1alpha1
 kind: AttestationPolicy
 metadata:
   name: default
 spec:
   pools: ["*"]
   tpm2:
-    profile: secure-boot
-`
+    profile: ` + profile + "\n"
+}
 
 func TestShimAndGRUBUnderSecureBootIsProvisioned(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Policy: policy})
+	v := r.Verifier(rig.VerifierConfig{Policy: policy("secure-boot")})
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &rig.GRUB{}, SecureBoot: true})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
+}
+
+// release returns a verifier with the profile release and the reference values of the good image, which
+// were computed from its files.
+func release(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
+	t.Helper()
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{Policy: policy("release"), Stopped: true})
+	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--boot", r.BootFiles(rig.GRUB{})))
+	v.Start()
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	return r, v, tpm
+}
+
+func TestShimAndGRUBUnderReleaseIsProvisioned(t *testing.T) {
+	t.Parallel()
+	r, v, tpm := release(t)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &rig.GRUB{}, SecureBoot: true})
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}
+
+// Secure Boot lets both machines run, because it does not cover the initramfs and grub.cfg.
+func TestAttack_T71_AlteredGRUBBootIsDenied(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		grub   rig.GRUB
+		detail string
+	}{
+		"initramfs": {rig.GRUB{Initrd: rig.Initrd{Extra: map[string]string{"etc/backdoor": "#!/bin/sh\n"}}}, "initrd.img"},
+		"grub.cfg":  {rig.GRUB{Cmdline: "systemd.debug-shell"}, "grub.cfg"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, v, tpm := release(t)
+			node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &c.grub, SecureBoot: true})
+			node.WantEmergency()
+			denied := v.WantAudit("attest", "denied", "MeasuredBoot")
+			if !strings.Contains(denied.Detail, "profile release: PCR 9") || !strings.Contains(denied.Detail, c.detail) {
+				t.Errorf("the denial does not name %s: %s", c.detail, denied.Detail)
+			}
+			v.WantNoAudit("attest", "allowed", "")
+			v.WantNoAudit("fetch", "allowed", "")
+		})
+	}
 }

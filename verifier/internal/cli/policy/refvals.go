@@ -13,41 +13,74 @@ import (
 )
 
 func refvalsCommand() *cobra.Command {
-	var uki, name string
+	var uki, boot, name string
 	cmd := &cobra.Command{
-		Use:   "refvals --uki FILE --name NAME",
+		Use:   "refvals (--uki FILE | --boot DIR) --name NAME",
 		Short: "Compute reference values from an OS image",
-		Long: `Compute reference values from a unified kernel image: the values that systemd-stub
-measures into PCR 11, and the image's Authenticode digest. Put the output into
-reference-values/. A policy with the profile secure-boot and these reference values
-accepts only this image. Images that boot with GRUB need no reference values for
-secure-boot, because their PCR 11 stays zero.`,
-		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml`,
-		Args:    cobra.NoArgs,
+		Long: `Compute reference values from an OS image, and put the output into
+reference-values/. They are computed from the image, never from a machine.
+
+--uki reads a unified kernel image: the values that systemd-stub measures into PCR 11,
+and the image's Authenticode digest. A policy with the profile secure-boot and these
+reference values accepts only this image.
+
+--boot reads the files of an image that boots with shim and GRUB: the folder that is
+mounted at /boot. The EFI system partition is in its folder efi, or in the same folder. The
+output has a document for each kernel in grub.cfg. It is for the profile release. The
+profile secure-boot needs no reference values for such an image, because its PCR 11
+stays zero.`,
+		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml
+  mcs-attest-verifier refvals --boot /mnt/image/boot --name debian-12 > reference-values/debian-12.yaml`,
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&uki, "uki", "", "unified kernel image to read")
+	cmd.Flags().StringVar(&boot, "boot", "", "folder to read, with shim, GRUB, grub.cfg, kernel and initramfs")
 	cmd.Flags().StringVar(&name, "name", "", "name of the document, by which a policy can select it")
-	for _, f := range []string{"uki", "name"} {
-		if err := cmd.MarkFlagRequired(f); err != nil {
-			panic(err) // a programming mistake: the flag is defined above
-		}
+	cmd.MarkFlagsOneRequired("uki", "boot")
+	cmd.MarkFlagsMutuallyExclusive("uki", "boot")
+	if err := cmd.MarkFlagRequired("name"); err != nil {
+		panic(err) // a programming mistake: the flag is defined above
 	}
 	output := env.OutputOf(cmd, env.YAML, env.JSON, env.Name)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		f, err := os.Open(uki)
+		values, err := referenceValues(name, uki, boot)
 		if err != nil {
-			return fmt.Errorf("read image: %w", err)
+			return err
 		}
-		defer f.Close()
-		info, err := f.Stat()
-		if err != nil {
-			return fmt.Errorf("read image: %w", err)
+		for i, v := range values {
+			if i > 0 && output.Is(env.YAML) {
+				fmt.Fprintln(cmd.OutOrStdout(), "---")
+			}
+			if err := output.Print(cmd.OutOrStdout(), v, []string{v.Metadata.Name}, nil); err != nil {
+				return err
+			}
 		}
-		values, err := measuredboot.FromUKI(name, f, info.Size())
-		if err != nil {
-			return fmt.Errorf("%s: %w", uki, err)
-		}
-		return output.Print(cmd.OutOrStdout(), values, []string{name}, nil)
+		return nil
 	}
 	return cmd
+}
+
+// referenceValues computes the documents from a unified kernel image, or else from boot files.
+func referenceValues(name, uki, boot string) ([]measuredboot.ReferenceValues, error) {
+	if uki == "" {
+		values, err := measuredboot.FromBootFiles(name, os.DirFS(boot))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", boot, err)
+		}
+		return values, nil
+	}
+	f, err := os.Open(uki)
+	if err != nil {
+		return nil, fmt.Errorf("read image: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read image: %w", err)
+	}
+	values, err := measuredboot.FromUKI(name, f, info.Size())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", uki, err)
+	}
+	return []measuredboot.ReferenceValues{*values}, nil
 }

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package grub
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestRead_Commands(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		want   []string
+	}{
+		"words and quotes": {
+			"set timeout=0\nset  a=\"b c\" # comment\necho 'd  e'; boot",
+			[]string{"boot", "echo d  e", "set a=b c", "set timeout=0"},
+		},
+		"conditions": {
+			"if [ -f \"/x\" ]; then\n  insmod y\nelif ! [ z ]; then boot; else\n  halt\nfi",
+			[]string{"[ -f /x ]", "[ z ]", "boot", "halt", "insmod y"},
+		},
+		"a variable that is assigned": {
+			"set a=\"1 2\"\nlinux /k $a end\necho \"$a\"",
+			[]string{"echo ", "echo 1 2", "linux /k 1 2 end", "linux /k end", "set a=1 2"},
+		},
+		"a variable that is not assigned": {
+			"source ($root)/x.cfg\nsource ${prefix}/y",
+			[]string{"source (*)/x.cfg", "source */y"},
+		},
+		"a menu entry": {
+			"menuentry 'A B' --id x {\n\tlinux /k a\n}\n",
+			[]string{"linux /k a", "menuentry A B --id x {\n\tlinux /k a\n}"},
+		},
+		"a function": {
+			"function f {\n insmod a\n}\nf",
+			[]string{"f", "insmod a"},
+		},
+		"an escape": {"echo a\\ b\\$c", []string{"echo a b$c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Read(Script{"grub.cfg", c.script})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got.Commands, c.want) {
+				t.Errorf("got\n%q, expected\n%q", got.Commands, c.want)
+			}
+		})
+	}
+}
+
+func TestRead_EntriesOfAMenu(t *testing.T) {
+	got, err := Read(Script{"grub.cfg", `set first=""
+if [ -f /flag ]; then set first="ignition.firstboot=1"; fi
+menuentry new { linux ($root)/new/vmlinuz ro $first
+initrd /ucode /new/initrd }
+menuentry old { linux /old/vmlinuz ro
+initrd /old/initrd }`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Entry{
+		{"(*)/new/vmlinuz", []string{"(*)/new/vmlinuz ro", "(*)/new/vmlinuz ro ignition.firstboot=1"},
+			[]string{"/ucode", "/new/initrd"}},
+		{"/old/vmlinuz", []string{"/old/vmlinuz ro"}, []string{"/old/initrd"}},
+	}
+	if !reflect.DeepEqual(got.Entries, want) {
+		t.Errorf("got %q, expected %q", got.Entries, want)
+	}
+}
+
+func TestRead_DeniesWhatDoesNotEnd(t *testing.T) {
+	for _, script := range []string{"echo 'a", "echo \"a", "menuentry a {\n boot", "menuentry a { ${b"} {
+		if _, err := Read(Script{"grub.cfg", script}); err == nil || !strings.HasPrefix(err.Error(), "grub.cfg: ") {
+			t.Errorf("%q: %v", script, err)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add("set a=1\nif [ $a ]; then\nmenuentry 'b' { linux /k ${a} }\nfi")
+	f.Fuzz(func(t *testing.T, script string) {
+		boot, err := Read(Script{"grub.cfg", script})
+		if err == nil && !slices.IsSorted(boot.Commands) {
+			t.Errorf("%q", boot.Commands)
+		}
+	})
+}

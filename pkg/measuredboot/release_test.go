@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package measuredboot_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// grubBoot returns a captured boot of shim, GRUB and a signed kernel, under the profile release.
+func grubBoot(t testing.TB) boot {
+	t.Helper()
+	c := eventlogtest.Load(t, eventlogtest.ShimGRUB)
+	return boot{
+		profile: measuredboot.Release,
+		bank:    eventlog.SHA256,
+		quoted:  c.PCRs("sha256", measuredboot.Release.PCRs()...),
+		log:     c.Log,
+		refs:    []measuredboot.ReferenceValues{references(t, eventlogtest.ShimGRUB)},
+	}
+}
+
+// booted changes what was measured, so that quote and log agree.
+func (b boot) booted(t testing.TB, change func(events) events) boot {
+	t.Helper()
+	b.log = eventlogtest.Edit(t, b.log, change)
+	b.quoted = eventlogtest.Forge(t, b.log, b.bank, measuredboot.Release.PCRs()...)
+	return b
+}
+
+// another returns an event like e with another digest, as another component gives.
+func another(e eventlogtest.Event) eventlogtest.Event {
+	data := e.Data
+	e = eventlogtest.New(e, e.PCR, e.Type, []byte("another component"))
+	e.Data = data
+	return e
+}
+
+// said returns the event of a text that GRUB measures.
+func said(like eventlogtest.Event, label, text string) eventlogtest.Event {
+	e := eventlogtest.New(like, 8, eventlog.IPL, []byte(text))
+	e.Data = []byte(label + text + "\x00")
+	return e
+}
+
+func TestReleaseAcceptsShimGRUBAndASignedKernel(t *testing.T) {
+	r := passes(t, grubBoot(t))
+	if r.Image != "debian-12" || len(r.Applications) != 4 {
+		t.Errorf("got %+v", r)
+	}
+}
+
+func TestReleaseAcceptsASignedUKI(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI)
+	b := captured(t, eventlogtest.SecureBootUKI)
+	b.profile, b.quoted = measuredboot.Release, c.PCRs("sha256", measuredboot.Release.PCRs()...)
+	passes(t, b)
+	b.refs[0].Applications = nil
+	if f := fails(t, b, reason.MeasuredBoot, "an image of ovmf-secureboot-uki"); f.PCR != 4 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestReleaseNeedsReferenceValues(t *testing.T) {
+	b := grubBoot(t)
+	b.refs = nil
+	fails(t, b, reason.MeasuredBoot, "no reference values")
+}
+
+// During an update, the loader of the old image starts the kernel of the new one. An administrator lists
+// the older loader as an alternative; nothing else may be mixed.
+func TestReleaseMixesOnlyAlternatives(t *testing.T) {
+	older := grubBoot(t).booted(t, func(e events) events {
+		i := find(t, e, 4, "grubx64.efi")
+		e[i] = another(e[i])
+		return e
+	})
+	fails(t, older, reason.MeasuredBoot, "an image of debian-12")
+	digest := eventlog.Hash(eventlog.SHA256, []byte("another component"))
+	refs := references(t, eventlogtest.ShimGRUB)
+	refs.Applications = append(refs.Applications, measuredboot.Component{
+		Name: "grub", Digests: measuredboot.Digests{SHA256: digest},
+	})
+	older.refs = []measuredboot.ReferenceValues{refs}
+	passes(t, older)
+	// Two documents do not complete each other.
+	next := references(t, eventlogtest.ShimGRUB)
+	next.Metadata.Name = "debian-12-next"
+	next.Applications[1].SHA256 = digest
+	older.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.ShimGRUB), next}
+	older.refs[1].Files = older.refs[1].Files[:1]
+	fails(t, older, reason.MeasuredBoot, "a file of debian-12-next")
+}
+
+// T71: what Secure Boot does not cover on a machine that boots with GRUB.
+func TestAttack_T71_GRUB(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(t *testing.T, e events) events
+		pcr    int
+		words  []string
+	}{
+		"altered initramfs": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 9, "/initrd.img")
+				e[i] = another(e[i])
+				return e
+			}, 9, []string{"a file of debian-12", `"/initrd.img"`},
+		},
+		"edited grub.cfg": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 9, "grub.cfg")
+				e[i] = another(e[i])
+				return e
+			}, 9, []string{"a file of debian-12", "grub.cfg"},
+		},
+		"a file more": {
+			func(t *testing.T, e events) events {
+				return slices.Insert(e, find(t, e, 9, "/initrd.img"), another(e[find(t, e, 9, "/initrd.img")]))
+			}, 9, []string{"a file of debian-12"},
+		},
+		"no initramfs": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 9, "/initrd.img")
+				return slices.Delete(e, i, i+1)
+			}, 9, []string{`a file of debian-12, "/initrd.img"`, "none"},
+		},
+		"altered command line": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				e[i] = said(e[i], "kernel_cmdline: ", grubLine(e[i])+" systemd.debug-shell")
+				return e
+			}, 8, []string{"kernel command line of debian-12", `"systemd.debug-shell"`},
+		},
+		"a word of the command line removed": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				e[i] = said(e[i], "kernel_cmdline: ", strings.Replace(grubLine(e[i]), " rd.shell=0", "", 1))
+				return e
+			}, 8, []string{"kernel command line of debian-12", `the word "rd.shell=0"`, `the word "rd.emergency=reboot"`},
+		},
+		"the command line labeled as a command, and a good one as decoy": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				line := grubLine(e[i])
+				e[i] = said(e[i], "grub_cmd: ", line+" systemd.debug-shell")
+				return slices.Insert(e, i, said(e[i], "kernel_cmdline: ", line))
+			}, 8, []string{`"systemd.debug-shell"`},
+		},
+		"no command line": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				return slices.Delete(e, i, i+1)
+			}, 8, []string{"a kernel command line of debian-12", "none"},
+		},
+		"commands from the shell of GRUB": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: linux")
+				return slices.Insert(e, i, said(e[i], "grub_cmd: ", "insmod all_video"))
+			}, 8, []string{"a command of debian-12", `"insmod all_video"`},
+		},
+		"a text that is not what was measured": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: boot")
+				e[i] = another(e[i])
+				return e
+			}, 8, []string{"the digest of a text of GRUB"},
+		},
+		"another kernel that the same key signed": {
+			func(t *testing.T, e events) events {
+				var last int
+				for i := range e {
+					if e[i].PCR == 4 {
+						last = i
+					}
+				}
+				e[last] = another(e[last])
+				return e
+			}, 4, []string{"an image of debian-12"},
+		},
+		"an older shim": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 4, "BOOTX64.EFI")
+				e[i] = another(e[i])
+				return e
+			}, 4, []string{"an image of debian-12"},
+		},
+		"a small signed program whose bytes the log has as data": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 4, "BOOTX64.EFI")
+				return slices.Insert(e, i, eventlogtest.New(e[i], 4, e[i].Type, []byte("MZ\x00\x00program")))
+			}, 4, []string{"an image of debian-12"},
+		},
+		"a machine owner key": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 14, "MokList")
+				e[i] = another(e[i])
+				return e
+			}, 14, []string{"a MOK list of debian-12", `"MokList"`},
+		},
+		"a UKI's measurements": {
+			func(t *testing.T, e events) events {
+				return append(e, eventlogtest.New(e[0], 12, eventlog.IPL, []byte("credential")))
+			}, 12, []string{"PCR 12"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := grubBoot(t).booted(t, func(e events) events { return c.change(t, e) })
+			if f := fails(t, b, reason.MeasuredBoot, c.words...); f.PCR != c.pcr {
+				t.Errorf("got %+v", f)
+			}
+		})
+	}
+}
+
+// grubLine returns the kernel command line that an event has.
+func grubLine(e eventlogtest.Event) string {
+	return strings.TrimSuffix(strings.TrimPrefix(string(e.Data), "kernel_cmdline: "), "\x00")
+}
+
+func TestAttack_T71_OmittedEventsDoNotReplay(t *testing.T) {
+	for _, pcr := range []uint32{8, 9, 14} {
+		b := grubBoot(t)
+		b.log = eventlogtest.Edit(t, b.log, func(e events) events {
+			return slices.DeleteFunc(e, func(e eventlogtest.Event) bool { return e.PCR == pcr })
+		})
+		fails(t, b, reason.EventLogReplay)
+	}
+}
+
+func TestValidate_PatternsOfGRUB(t *testing.T) {
+	for field, change := range map[string]func(*measuredboot.ReferenceValues){
+		"commands[0]":     func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{"* x"} },
+		"commands[1]":     func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{"boot", "/vmlinuz x"} },
+		"commandLines[0]": func(r *measuredboot.ReferenceValues) { r.CommandLines = []measuredboot.Words{"vmlinuz x"} },
+		"files[3]": func(r *measuredboot.ReferenceValues) {
+			r.Files = append(r.Files, measuredboot.Component{Name: "x"})
+		},
+	} {
+		r := references(t, eventlogtest.ShimGRUB)
+		change(&r)
+		if err := r.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestWordsMatchWholeWords(t *testing.T) {
+	for pattern, c := range map[string]struct{ yes, no []string }{
+		"/vmlinuz root=UUID=* ro": {
+			[]string{"/vmlinuz root=UUID=1-2 ro", "/vmlinuz root=UUID= ro"},
+			[]string{"/vmlinuz root=UUID=1 rw", "/vmlinuz root=UUID=1 init=/bin/sh ro", "/vmlinuz root=LABEL=1 ro",
+				"/vmlinuz root=UUID=1 ro ", "/vmlinuz root=UUID=1", "/vmlinuz  root=UUID=1 ro", ""},
+		},
+		"/a*b*c": {[]string{"/abc", "/a1b2c", "/abbc"}, []string{"/ac", "/abc2", "/a b c", "/acb"}},
+		"/a*a":   {[]string{"/aa", "/a-a"}, []string{"/a"}},
+	} {
+		for _, text := range c.yes {
+			if !measuredboot.Words(pattern).Match(text) {
+				t.Errorf("%q does not match %q", pattern, text)
+			}
+		}
+		for _, text := range c.no {
+			if measuredboot.Words(pattern).Match(text) {
+				t.Errorf("%q matches %q", pattern, text)
+			}
+		}
+	}
+}
