@@ -36,7 +36,9 @@ var _ evidence.Verifier = (*Verifier)(nil)
 //   - the content is one strict JSON object with well-formed account, region, zone of that region,
 //     instance and time (DocumentInvalid);
 //   - its region is that of the certificate (DocumentUntrusted);
-//   - account and region are allowed (AccountNotAllowed).
+//   - account and region are allowed (AccountNotAllowed);
+//   - its pendingTime is not in the future, with a leeway of five minutes (Internal, because the
+//     verifier's clock is then wrong).
 //
 // The binding is ignored, because the document has none.
 func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Binding,
@@ -77,6 +79,10 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Bin
 	}
 	if !slices.Contains(v.Regions, doc.region) {
 		return nil, reason.Deny(reason.AccountNotAllowed, "aws-iid: region %s", doc.region)
+	}
+	if doc.pending.After(now.Add(clockLeeway)) {
+		return nil, reason.Deny(reason.Internal, "aws-iid: the instance was started at %s, in the future: "+
+			"this clock differs from AWS's", doc.pending.UTC().Format(time.RFC3339))
 	}
 	return &claim{verifier: v, document: *doc}, nil
 }

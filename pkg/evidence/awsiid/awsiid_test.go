@@ -233,6 +233,32 @@ func TestOtherValidDocuments(t *testing.T) {
 	}
 }
 
+// A creation time ahead of the clock would pass every comparison with the age of a Machine.
+func TestVerify_AStartInTheFutureIsATemporaryDenial(t *testing.T) {
+	for pending, want := range map[string]reason.Code{
+		"2026-11-21T12:04:59Z": 0,
+		"2026-11-21T12:05:01Z": reason.Internal,
+		"2126-11-21T11:55:00Z": reason.Internal,
+	} {
+		raw := signedIn(t, "eu-central-1", content("2026-11-21T11:55:00Z", pending))
+		for name, api := range map[string]awsiid.Describer{"with": &ec2{answer: honestInstance()}, "without": nil} {
+			t.Run(pending+" "+name+" EC2", func(t *testing.T) {
+				_, err := appraise(verifier(api), document(raw))
+				if want == 0 {
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				}
+				denied(t, err, want)
+				if d := reason.From(err); d != nil && !d.Code.Temporary() {
+					t.Error("the denial is permanent")
+				}
+			})
+		}
+	}
+}
+
 func TestAttack_T04_EC2ContradictsTheDocument(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
 	unavailable := reason.Deny(reason.ProviderUnavailable, "no answer")

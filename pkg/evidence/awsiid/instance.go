@@ -16,6 +16,9 @@ import (
 // reboot creates a new one.
 const startSkew = 5 * time.Minute
 
+// clockLeeway is how far the verifier's clock may be behind AWS's.
+const clockLeeway = 5 * time.Minute
+
 // Instance is EC2's description of one instance (DescribeInstances).
 type Instance struct {
 	ID       string            // InstanceId

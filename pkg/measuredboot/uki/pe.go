@@ -166,6 +166,17 @@ func (f *peFile) hashImage(w io.Writer) error {
 	return put(hashed, f.size-f.certSize)
 }
 
+// hashSigned writes the bytes that the Authenticode digest covers once the image is signed. Signing
+// tools first pad the file with zeros to a multiple of 8 bytes, because the certificate table must
+// begin there (Microsoft PE/COFF Specification, "The Attribute Certificate Table").
+func (f *peFile) hashSigned(w io.Writer) error {
+	if err := f.hashImage(w); err != nil || f.certSize > 0 {
+		return err
+	}
+	_, err := io.CopyN(w, zeros{}, -f.size&7)
+	return err
+}
+
 // hashSection writes a section as in memory: its content in the file, then zeros.
 func (f *peFile) hashSection(w io.Writer, s section) error {
 	n := min(int64(s.memorySize), int64(s.fileSize))

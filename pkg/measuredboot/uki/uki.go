@@ -33,7 +33,7 @@ const maxStub = 16 << 20
 type Image struct {
 	Stub     string    // version that systemd-stub states
 	Sections []Section // in the order in which they are measured into PCR 11
-	Self     Digests   // Authenticode digest of the UKI (PCR 4)
+	Self     Digests   // Authenticode digest of the UKI (PCR 4); of an unsigned one, as a signature will have it
 	Linux    *Digests  // of its kernel, which firmware starts if Secure Boot is off; nil if it is not a PE image
 }
 
@@ -86,7 +86,7 @@ func Measure(r io.ReaderAt, size int64) (*Image, error) {
 	if linux.name == "" {
 		return nil, errors.New("the UKI has no section .linux")
 	}
-	if m.Self, err = digests(f.hashImage); err != nil {
+	if m.Self, err = digests(f.hashSigned); err != nil {
 		return nil, fmt.Errorf("digest of the UKI: %w", err)
 	}
 	n := int64(min(linux.memorySize, linux.fileSize))
@@ -99,8 +99,8 @@ func Measure(r io.ReaderAt, size int64) (*Image, error) {
 	return m, nil
 }
 
-// Authenticode returns the digest by which firmware measures and signs a PE image of size bytes:
-// shim, GRUB, a kernel, a UKI.
+// Authenticode returns the digest by which firmware measures and verifies a PE image of size bytes,
+// as it is: shim, GRUB, a kernel, a UKI.
 func Authenticode(r io.ReaderAt, size int64) (Digests, error) {
 	f, err := parsePE(r, size)
 	if err != nil {

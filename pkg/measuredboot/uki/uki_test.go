@@ -220,6 +220,46 @@ func TestAuthenticode_EqualsTheSignedDigest(t *testing.T) {
 	}
 }
 
+// A signing tool pads the file before it appends the signature, and signs the padding: sbsign 0.9.4
+// and osslsigncode 2.9 sign exactly these digests. Reference values are often computed from the
+// unsigned image, and the signed one boots.
+func TestMeasure_UnsignedImageHasTheDigestOfTheSignedOne(t *testing.T) {
+	aligned := image(append(stubParts("252.39", knows252...), content...)...)
+	for extra := range 17 {
+		unsigned := append(slices.Clone(aligned), bytes.Repeat([]byte{0xA5}, extra)...)
+		signed := withCertificates(unsigned)
+		a, err := uki.Measure(bytes.NewReader(unsigned), int64(len(unsigned)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := uki.Measure(bytes.NewReader(signed), int64(len(signed)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(a.Self.SHA256, b.Self.SHA256) || !bytes.Equal(a.Self.SHA384, b.Self.SHA384) {
+			t.Errorf("%d bytes after the last section: unsigned %x, signed %x", extra, a.Self.SHA256, b.Self.SHA256)
+		}
+		// Firmware measures an unsigned image as it is, without padding.
+		asIs, err := uki.Authenticode(bytes.NewReader(unsigned), int64(len(unsigned)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same := bytes.Equal(asIs.SHA256, a.Self.SHA256); same != (extra%8 == 0) {
+			t.Errorf("%d bytes after the last section: the padding made no difference", extra)
+		}
+	}
+}
+
+// withCertificates pads an image and appends a certificate table, as sbsign and pesign do.
+func withCertificates(unsigned []byte) []byte {
+	const entry = 88 + 112 + 8*4
+	signed := append(slices.Clone(unsigned), make([]byte, (8-len(unsigned)%8)%8)...)
+	binary.LittleEndian.PutUint32(signed[entry:], uint32(len(signed)))
+	table := bytes.Repeat([]byte{0x5A}, 64)
+	binary.LittleEndian.PutUint32(signed[entry+4:], uint32(len(table)))
+	return append(signed, table...)
+}
+
 func TestMeasure_DigestOfTheKernel(t *testing.T) {
 	kernel := image(part{name: ".text", data: []byte("kernel")})
 	parts := slices.Clone(content)
