@@ -448,6 +448,26 @@ func TestAttack_T33_TheValuesMustBeOfOneImage(t *testing.T) {
 	}
 }
 
+// TestSecureBoot_AcceptsADirectlyStartedKernelThatExtendsTheEventsOfAUKI documents what T36 does not
+// stop (docs/threat-model.md, "Direct kernel boot"). OVMF starts an unsigned kernel of -kernel and
+// measures nothing. This kernel extends the public events of a signed UKI.
+func TestSecureBoot_AcceptsADirectlyStartedKernelThatExtendsTheEventsOfAUKI(t *testing.T) {
+	_, public := eventlogtest.Split(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log)
+	b := captured(t, eventlogtest.UnsignedKernel)
+	fails(t, b, reason.MeasuredBoot, "an authority of db")
+	pretended := b.happened(t, func(e events) events {
+		for _, x := range public {
+			if x.PCR == 11 || x.Type == eventlog.EFIVariableAuthority || x.Type == eventlog.EFIBootServicesApplication {
+				e = append(e, x)
+			}
+		}
+		return e
+	})
+	if r := passes(t, pretended); r.Image != eventlogtest.SecureBootUKI {
+		t.Errorf("taken for %q", r.Image)
+	}
+}
+
 func TestAttack_T36_SecureBootIsOneButWasNotUsed(t *testing.T) {
 	passes(t, captured(t, eventlogtest.SecureBootUKI))
 	b := captured(t, eventlogtest.UnsignedKernel)
