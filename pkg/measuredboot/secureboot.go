@@ -286,7 +286,8 @@ func (b *boot) isMessage(e *eventlog.Event) bool {
 	if c.isSeparator(e.Digest) || slices.ContainsFunc(c.actions, same) {
 		return true
 	}
-	return !bytes.ContainsFunc(e.Data, func(r rune) bool { return r < ' ' || r > '~' }) && same(eventlog.Hash(b.bank, e.Data))
+	printable := !bytes.ContainsFunc(e.Data, func(r rune) bool { return r < ' ' || r > '~' })
+	return printable && same(eventlog.Hash(b.bank, e.Data))
 }
 
 // image requires that PCRs 11, 12 and 13 together match one document of reference values. Without
