@@ -255,7 +255,7 @@ func TestCA_ReplacesWhatIsDueAndRejectsWhatCannotSign(t *testing.T) {
 			}
 			s.Data["tls.crt"], s.Data["tls.key"] = leaf.Certificate, leaf.Key.Expose()
 		}, "", "may not sign"},
-		"an invalid CA that is requested anew": {func(_ *rig, s *corev1.Secret) {
+		"an invalid CA that is requested again": {func(_ *rig, s *corev1.Secret) {
 			s.Data = nil
 			delete(s.Annotations, NotAfterAnnotation)
 		}, asked, ""},
