@@ -25,12 +25,12 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 		// renders is true if the pool still renders, so that its whole config changes.
 		renders bool
 	}{
-		{"another is broken, and nothing was withdrawn", func(dir string) { write(t, dir, "50-site.yaml", broken) }, true, false},
+		{"another is broken, nothing was withdrawn", func(dir string) { write(t, dir, "50-site.yaml", broken) }, true, false},
 		{"its file does not parse, so its last content stays", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", "{")
 		}, true, false},
-		{"another exists twice, and nothing was withdrawn", func(dir string) {
+		{"another exists twice, nothing was withdrawn", func(dir string) {
 			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
 		}, true, false},
 		{"its annotation is \"false\", and another is broken", func(dir string) {
