@@ -92,8 +92,8 @@ const bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=re
 
 // processor is an old model with the instructions that cryptography uses. QEMU emulates AVX and a
 // larger register state more slowly. Without cx16, Linux 6.12 and later do not use the instruction
-// that QEMU 7.2 emulates wrongly for them, with a double fault. One core needs a third less processor time than two, because
-// emulated cores wait for each other.
+// that QEMU 7.2 emulates wrongly for them, with a double fault. One core needs a third less processor
+// time than two, because emulated cores wait for each other.
 const processor = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,aes=on,pclmulqdq=on,popcnt=on,rdrand=on,cx16=off"
 
 func firstBoot(platform string) string {
