@@ -24,11 +24,12 @@ import (
 const maxBootFile = 64 << 20
 
 // FromBootFiles computes the reference values of an image that boots with shim and GRUB, one document
-// for each kernel in its configuration. The file system has the files of the EFI system partition and of
-// the boot partition, in one tree or in the folders in which they are mounted.
+// for each entry of its configuration that loads a kernel, also for recovery entries. The
+// file system has the files of the EFI system partition and of the boot partition, in one tree or in the
+// folders in which they are mounted.
 //
 //   - The applications are EFI/*/shim*.efi (and BOOT*.EFI), EFI/*/grub*.efi, and the kernel.
-//   - The files are each grub.cfg, the kernel, and its initramfs archives.
+//   - The files are each grub.cfg. The kernel and its initramfs archives are loaded after them.
 //   - The commands are those of each grub.cfg, and of the configuration inside of GRUB.
 //   - The MOK lists are those of a machine without keys of its own: shim's vendor certificate.
 //
@@ -55,6 +56,9 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 	}
 	var out []ReferenceValues
 	for i, entry := range boot.Entries {
+		if len(entry.Initrds) == 0 {
+			return nil, fmt.Errorf("grub.cfg loads %q without an initramfs", entry.Kernel)
+		}
 		r := ReferenceValues{APIVersion: APIVersion, Kind: Kind, Metadata: Metadata{Name: name}, MOK: s.mok}
 		if len(boot.Entries) > 1 {
 			r.Metadata.Name = fmt.Sprintf("%s-%d", name, i+1)
@@ -157,13 +161,13 @@ func (s *bootFiles) kernel(r *ReferenceValues, entry grub.Entry) error {
 	if err := add(&r.Applications, "kernel", image); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	r.Files = append(r.Files, Component{name, digestsOf(image)})
+	r.Loads = append(r.Loads, Component{name, digestsOf(image)})
 	for _, p := range entry.Initrds {
 		name, d, err := s.digest(p)
 		if err != nil {
 			return err
 		}
-		r.Files = append(r.Files, Component{name, d})
+		r.Loads = append(r.Loads, Component{name, d})
 	}
 	return nil
 }
@@ -181,6 +185,9 @@ func (s *bootFiles) locate(p string) (string, error) {
 		switch len(found) {
 		case 0:
 		case 1:
+			if info, err := fs.Stat(s.files, found[0]); err != nil || !info.Mode().IsRegular() {
+				return "", fmt.Errorf("path %q in grub.cfg: %s is not a regular file inside of the folder", p, found[0])
+			}
 			return found[0], nil
 		default:
 			return "", fmt.Errorf("path %q in grub.cfg stands for %d files", p, len(found))

@@ -9,6 +9,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot/uki"
 )
 
+// linux is the name of the kernel in a UKI, among the applications.
+const linux = "linux"
+
 // FromUKI computes the reference values of a unified kernel image of size bytes: PCR 11 before the
 // cap, with and without the phase enter-initrd; the sections that determine it; and the
 // Authenticode digests of the UKI and of its kernel.
@@ -41,7 +44,7 @@ func FromUKI(name string, r io.ReaderAt, size int64) (*ReferenceValues, error) {
 	}
 	refs.Applications = append(refs.Applications, component("uki", m.Self))
 	if m.Linux != nil {
-		refs.Applications = append(refs.Applications, component("linux", *m.Linux))
+		refs.Applications = append(refs.Applications, component(linux, *m.Linux))
 	}
 	return refs, nil
 }

@@ -69,7 +69,7 @@ func FuzzRelease(f *testing.F) {
 	f.Add(eventlogtest.Load(f, eventlogtest.ShimGRUB).Log)
 	refs := references(f, eventlogtest.ShimGRUB)
 	known := map[string]bool{}
-	for _, list := range [][]measuredboot.Component{refs.Applications, refs.Files, refs.MOK} {
+	for _, list := range [][]measuredboot.Component{refs.Applications, refs.Files, refs.Loads, refs.MOK} {
 		for _, c := range list {
 			known[string(c.SHA256)] = true
 		}

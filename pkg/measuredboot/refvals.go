@@ -49,8 +49,10 @@ type ReferenceValues struct {
 	// or the UKI.
 	Applications []Component `json:"applications,omitempty"`
 
-	// Files are what the boot loader reads (PCR 9): its configuration, kernel, initramfs.
+	// Files are what the boot loader reads before the kernel (PCR 9): its configuration. Loads are the
+	// kernel and then its initramfs archives, in their order; they are the last files in PCR 9.
 	Files []Component `json:"files,omitempty"`
+	Loads []Component `json:"loads,omitempty"`
 
 	// Commands are what GRUB executes (PCR 8), and CommandLines what it gives to the kernel, from the
 	// kernel's path on (PCR 8).
@@ -158,7 +160,7 @@ func (r *ReferenceValues) Validate() error {
 		}
 	}
 	for field, list := range map[string][]Component{
-		"sections": r.Sections, "applications": r.Applications, "files": r.Files, "mok": r.MOK,
+		"sections": r.Sections, "applications": r.Applications, "files": r.Files, "loads": r.Loads, "mok": r.MOK,
 	} {
 		for i, c := range list {
 			if c.Name == "" {

@@ -4,7 +4,9 @@ package measuredboot
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
@@ -32,57 +34,62 @@ func release(b *boot) *Finding {
 }
 
 // matches compares every event of PCRs 4, 8, 9 and 14 with one document.
-//
-// The kinds of PCR 8 are told apart by the text, not by the label in the log, which the quote does not
-// cover: the path of a kernel starts with "/" or "(", and no command does.
 func (b *boot) matches(r *ReferenceValues) *Finding {
-	lists := map[int]*componentList{
-		4:  {what: "an image", known: r.Applications},
-		9:  {what: "a file", known: r.Files},
-		14: {what: "a MOK list", known: r.MOK},
+	ofUKI := len(r.PCR11) > 0
+	if !ofUKI && (len(r.CommandLines) == 0 || len(r.Loads) == 0) {
+		return onPCR(8, "a command line and loads in "+r.Metadata.Name, "none, so the document is not for profile release")
 	}
-	lines := 0
+	images := &componentList{what: "an image", known: r.Applications}
+	if ofUKI {
+		// The UKI is started as one image. A kernel that the firmware starts has an initramfs of its own.
+		images.known = slices.DeleteFunc(slices.Clone(r.Applications), func(c Component) bool { return c.Name == linux })
+	}
+	owners := &componentList{what: "a MOK list", known: r.MOK, once: true}
+	script := &grubScript{refs: r}
+	files := &fileList{componentList: componentList{what: "a file", known: r.Files}, loads: r.Loads, left: b.count(9)}
 	for i := range b.log.Events {
 		e := &b.log.Events[i]
-		if !e.Extends() || e.PCR == 4 && b.isMessage(e) {
+		if !e.Extends() {
 			continue
 		}
-		// PCR 11 covers the components of a UKI. Its kernel measures some of them again into PCR 9.
-		if e.PCR == 9 && len(r.PCR11) > 0 {
-			continue
+		var f *Finding
+		switch {
+		case e.PCR == 4 && !b.isMessage(e):
+			f = images.admit(b.bank, e, r)
+		case e.PCR == 8:
+			f = script.admit(b.bank, e)
+		case e.PCR == 9 && !ofUKI:
+			f = files.admit(b.bank, e, r)
+		case e.PCR == 14:
+			f = owners.admit(b.bank, e, r)
 		}
-		if list, ok := lists[e.PCR]; ok && !list.saw(b.bank, e.Digest) {
-			return onEvent(e, fmt.Sprintf("%s of %s", list.what, r.Metadata.Name), label(e)+hexValue(e.Digest))
-		}
-		if e.PCR != 8 {
-			continue
-		}
-		text, ok := grubText(b.bank, e)
-		if !ok {
-			return onEvent(e, "the digest of a text of GRUB", hexValue(e.Digest))
-		}
-		known, what := r.Commands, "command"
-		if isCommandLine(text) {
-			known, what = r.CommandLines, "kernel command line"
-			lines++
-		}
-		if want, got := differ(known, text); got != "" {
-			return onEvent(e, fmt.Sprintf("a %s of %s%s", what, r.Metadata.Name, want), got)
+		if f != nil {
+			return f
 		}
 	}
-	if len(r.CommandLines) > 0 && lines == 0 {
-		return onPCR(8, "a kernel command line of "+r.Metadata.Name, "none")
-	}
-	if len(r.PCR11) > 0 {
-		// Whether the firmware measures the kernel inside a UKI depends on Secure Boot.
+	absent := func(pcr int, l *componentList) *Finding {
+		if name := l.missing(); name != "" {
+			return onPCR(pcr, fmt.Sprintf("%s of %s, %s", l.what, r.Metadata.Name, quoted(name)), "none")
+		}
 		return nil
 	}
-	for _, pcr := range []int{4, 9, 14} {
-		if name := lists[pcr].missing(); name != "" {
-			return onPCR(pcr, fmt.Sprintf("%s of %s, %s", lists[pcr].what, r.Metadata.Name, quoted(name)), "none")
+	if f := cmp.Or(absent(4, images), absent(14, owners)); f != nil || ofUKI {
+		return f
+	}
+	if n := b.count(9); n < len(r.Loads) {
+		return onPCR(9, fmt.Sprintf("the %d files that %s loads", len(r.Loads), r.Metadata.Name), fmt.Sprintf("%d files", n))
+	}
+	return cmp.Or(absent(9, &files.componentList), script.end())
+}
+
+// count returns the number of events of a PCR.
+func (b *boot) count(pcr int) (n int) {
+	for i := range b.log.Events {
+		if e := &b.log.Events[i]; e.PCR == pcr && e.Extends() {
+			n++
 		}
 	}
-	return nil
+	return n
 }
 
 // componentList is what one PCR may contain: components with the same name are alternatives, and one
@@ -90,20 +97,22 @@ func (b *boot) matches(r *ReferenceValues) *Finding {
 type componentList struct {
 	what  string // with its article
 	known []Component
+	once  bool // each name at most once
 	seen  map[string]bool
 }
 
-func (l *componentList) saw(bank uint16, digest []byte) bool {
+func (l *componentList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues) *Finding {
 	for _, c := range l.known {
-		if c.is(bank, digest) {
-			if l.seen == nil {
-				l.seen = map[string]bool{}
-			}
-			l.seen[c.Name] = true
-			return true
+		if !c.is(bank, e.Digest) || l.once && l.seen[c.Name] {
+			continue
 		}
+		if l.seen == nil {
+			l.seen = map[string]bool{}
+		}
+		l.seen[c.Name] = true
+		return nil
 	}
-	return false
+	return onEvent(e, fmt.Sprintf("%s of %s", l.what, r.Metadata.Name), label(e)+hexValue(e.Digest))
 }
 
 func (l *componentList) missing() string {
@@ -114,6 +123,82 @@ func (l *componentList) missing() string {
 	}
 	return ""
 }
+
+// fileList is what PCR 9 may contain: files in any order, and at the end the kernel and its initramfs
+// archives in their order.
+type fileList struct {
+	componentList
+	loads []Component
+	left  int // number of events that follow, with this one
+}
+
+func (l *fileList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues) *Finding {
+	at := len(l.loads) - l.left
+	l.left--
+	switch {
+	case at < 0:
+		return l.componentList.admit(bank, e, r)
+	case !l.loads[at].is(bank, e.Digest):
+		return onEvent(e, fmt.Sprintf("the file %s of %s", quoted(l.loads[at].Name), r.Metadata.Name),
+			label(e)+hexValue(e.Digest))
+	}
+	return nil
+}
+
+// grubScript checks what GRUB measures into PCR 8. Each text must be known. From the kernel on, the order
+// is fixed: the command that loads it, its command line, the command that loads the initramfs, and the
+// boot. Otherwise the machine could load the kernel again, without the initramfs, or read a file with the
+// content of the initramfs that it does not load.
+type grubScript struct {
+	refs *ReferenceValues
+	step int // number of [steps] that are done
+}
+
+var steps = [...]string{"the command linux", "the kernel command line", "the command initrd"}
+
+func (s *grubScript) admit(bank uint16, e *eventlog.Event) *Finding {
+	text, ok := grubText(bank, e)
+	if !ok {
+		return onEvent(e, "the digest of a text of GRUB", hexValue(e.Digest))
+	}
+	known, what := s.refs.Commands, "command"
+	if isCommandLine(text) {
+		known, what = s.refs.CommandLines, "kernel command line"
+	}
+	if want, got := differ(known, text); got != "" {
+		return onEvent(e, fmt.Sprintf("a %s of %s%s", what, s.refs.Metadata.Name, want), got)
+	}
+	command, _, _ := strings.Cut(text, " ")
+	switch {
+	case isCommandLine(text) && s.step == 1, slices.Contains(loadKernel, command) && s.step == 0,
+		slices.Contains(loadInitrd, command) && s.step == 2:
+		s.step++
+	case isCommandLine(text), slices.Contains(loadKernel, command), slices.Contains(loadInitrd, command),
+		s.step > 0 && command != "echo" && (command != "boot" || s.step < len(steps)):
+		return onEvent(e, s.next(), quoted(text))
+	}
+	return nil
+}
+
+func (s *grubScript) next() string {
+	if s.step < len(steps) {
+		return steps[s.step]
+	}
+	return "the command boot"
+}
+
+func (s *grubScript) end() *Finding {
+	if s.step < len(steps) {
+		return onPCR(8, fmt.Sprintf("%s of %s", steps[s.step], s.refs.Metadata.Name), "none")
+	}
+	return nil
+}
+
+// Commands of GRUB that load a kernel and an initramfs.
+var (
+	loadKernel = []string{"linux", "linuxefi", "linux16"}
+	loadInitrd = []string{"initrd", "initrdefi", "initrd16"}
+)
 
 // label returns what the log calls an event whose digest its data does not explain. It is only a hint.
 func label(e *eventlog.Event) string {
@@ -142,15 +227,19 @@ func grubText(bank uint16, e *eventlog.Event) (string, bool) {
 	return "", false
 }
 
-// isCommandLine reports whether a text of PCR 8 starts with the path of a kernel. GRUB opens absolute
-// paths only (GRUB, grub-core/kern/file.c).
+// isCommandLine reports whether a text of PCR 8 starts with the path of a kernel. The kind of a text is
+// told by the text, not by the label in the log, which the quote does not cover: the path of a kernel
+// starts with "/" or "(", and no known command does.
 func isCommandLine(text string) bool {
 	return strings.HasPrefix(text, "/") || strings.HasPrefix(text, "(")
 }
 
 // Words is a pattern of a command or of a command line: words that are separated by one space each. An
-// asterisk stands for any number of characters other than a space.
+// asterisk stands for any number of letters, digits, and characters of [wild]. So it never stands for a
+// character that separates or quotes words.
 type Words string
+
+const wild = "._:,/@+()-"
 
 // Match reports whether text has exactly these words.
 func (w Words) Match(text string) bool { return w.common(text) < 0 }
@@ -183,10 +272,20 @@ func matchWord(pattern, word string) bool {
 	word = word[len(first) : len(word)-len(last)]
 	for _, part := range parts[1 : len(parts)-1] {
 		at := strings.Index(word, part)
-		if at < 0 {
+		if at < 0 || !isWild(word[:at]) {
 			return false
 		}
 		word = word[at+len(part):]
+	}
+	return isWild(word)
+}
+
+func isWild(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if !(c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' || strings.IndexByte(wild, c) >= 0) {
+			return false
+		}
 	}
 	return true
 }
@@ -218,19 +317,34 @@ func differ(known []Words, text string) (want, got string) {
 		"the word " + quoted(words[at])
 }
 
-// validateGRUB reports patterns that could match what they should not.
+// validateGRUB reports patterns that could match what they should not, and documents that do not fit
+// together.
 func (r *ReferenceValues) validateGRUB() error {
 	for field, list := range map[string][]Words{"commands": r.Commands, "commandLines": r.CommandLines} {
 		for i, w := range list {
-			first, _, _ := strings.Cut(string(w), " ")
+			words := strings.Split(string(w), " ")
 			switch {
-			case first == "" || strings.HasPrefix(first, "*"):
+			case words[0] == "" || strings.HasPrefix(words[0], "*"):
 				return fmt.Errorf("%s[%d] %q: the first word must not start with *", field, i, string(w))
-			case isCommandLine(first) != (field == "commandLines"):
+			case isCommandLine(words[0]) != (field == "commandLines"):
 				return fmt.Errorf("%s[%d] %q: a kernel command line starts with the path of the kernel, and a command does not",
 					field, i, string(w))
 			}
+			if slices.Contains(loadKernel, words[0]) {
+				words = words[1:]
+			} else if field == "commands" {
+				continue
+			}
+			for _, word := range words[min(1, len(words)):] {
+				if key, _, _ := strings.Cut(word, "*"); key != word && !strings.Contains(key, "=") {
+					return fmt.Errorf("%s[%d] %q: in %q, * must follow a parameter and =, because it could be any parameter", field, i,
+						string(w), word)
+				}
+			}
 		}
+	}
+	if len(r.PCR11) > 0 && len(r.Loads) > 0 {
+		return fmt.Errorf("loads: a UKI (pcr11) loads no kernel from a file")
 	}
 	return nil
 }

@@ -61,6 +61,19 @@ func TestReleaseAcceptsASignedUKI(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootUKI)
 	b.profile, b.quoted = measuredboot.Release, c.PCRs("sha256", measuredboot.Release.PCRs()...)
 	passes(t, b)
+	// The firmware starts the kernel of the UKI, with another initramfs, which extends the UKI's PCR 11.
+	inner := b.booted(t, func(e events) events {
+		i := find(t, e, 4, "BOOTX64.EFI")
+		e[i] = another(e[i])
+		return e
+	})
+	inner.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}
+	for i, a := range inner.refs[0].Applications {
+		if a.Name == "linux" {
+			inner.refs[0].Applications[i].SHA256 = eventlog.Hash(eventlog.SHA256, []byte("another component"))
+		}
+	}
+	fails(t, inner, reason.MeasuredBoot, "an image of ovmf-secureboot-uki")
 	b.refs[0].Applications = nil
 	if f := fails(t, b, reason.MeasuredBoot, "an image of ovmf-secureboot-uki"); f.PCR != 4 {
 		t.Errorf("got %+v", f)
@@ -94,8 +107,10 @@ func TestReleaseMixesOnlyAlternatives(t *testing.T) {
 	next.Metadata.Name = "debian-12-next"
 	next.Applications[1].SHA256 = digest
 	older.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.ShimGRUB), next}
-	older.refs[1].Files = older.refs[1].Files[:1]
-	fails(t, older, reason.MeasuredBoot, "a file of debian-12-next")
+	older.refs[1].Loads = older.refs[1].Loads[:1]
+	older.refs[1].CommandLines = nil
+	older.refs[1].CommandLines = append(older.refs[1].CommandLines, "/other")
+	fails(t, older, reason.MeasuredBoot, "debian-12-next")
 }
 
 // T71: what Secure Boot does not cover on a machine that boots with GRUB.
@@ -110,7 +125,7 @@ func TestAttack_T71_GRUB(t *testing.T) {
 				i := find(t, e, 9, "/initrd.img")
 				e[i] = another(e[i])
 				return e
-			}, 9, []string{"a file of debian-12", `"/initrd.img"`},
+			}, 9, []string{`the file "/initrd.img" of debian-12`},
 		},
 		"edited grub.cfg": {
 			func(t *testing.T, e events) events {
@@ -128,7 +143,7 @@ func TestAttack_T71_GRUB(t *testing.T) {
 			func(t *testing.T, e events) events {
 				i := find(t, e, 9, "/initrd.img")
 				return slices.Delete(e, i, i+1)
-			}, 9, []string{`a file of debian-12, "/initrd.img"`, "none"},
+			}, 9, []string{`the file "/vmlinuz" of debian-12`},
 		},
 		"altered command line": {
 			func(t *testing.T, e events) events {
@@ -156,7 +171,45 @@ func TestAttack_T71_GRUB(t *testing.T) {
 			func(t *testing.T, e events) events {
 				i := find(t, e, 8, "kernel_cmdline: ")
 				return slices.Delete(e, i, i+1)
-			}, 8, []string{"a kernel command line of debian-12", "none"},
+			}, 8, []string{"the kernel command line", `"initrd /initrd.img"`},
+		},
+		"the kernel loaded again, without its initramfs": {
+			func(t *testing.T, e events) events {
+				again := []eventlogtest.Event{e[find(t, e, 8, "grub_cmd: linux")], e[find(t, e, 8, "kernel_cmdline: ")]}
+				return slices.Insert(e, find(t, e, 8, "grub_cmd: boot"), again...)
+			}, 8, []string{"the command boot"},
+		},
+		"a file with the content of the initramfs, which is not loaded": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: initrd")
+				e[i] = said(e[i], "grub_cmd: ", "search --file --set=root /.disk/mini-info")
+				return e
+			}, 8, []string{"the command initrd", `"search `},
+		},
+		"the initramfs fails to load, and a file with its content is read": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: boot")
+				return slices.Insert(e, i, said(e[i], "grub_cmd: ", "search --file --set=root /.disk/mini-info"))
+			}, 8, []string{"the command boot", `"search `},
+		},
+		"no command that loads the kernel": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: linux")
+				return slices.Delete(e, i, i+1)
+			}, 8, []string{"the command linux"},
+		},
+		"only the initramfs": {
+			func(t *testing.T, e events) events {
+				return slices.DeleteFunc(e, func(x eventlogtest.Event) bool {
+					return x.PCR == 9 && !strings.HasPrefix(string(x.Data), "/initrd.img")
+				})
+			}, 9, []string{"the 2 files that debian-12 loads", "1 files"},
+		},
+		"a MOK list twice": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 14, "MokListTrusted")
+				return slices.Insert(e, i, e[i])
+			}, 14, []string{"a MOK list of debian-12"},
 		},
 		"commands from the shell of GRUB": {
 			func(t *testing.T, e events) events {
@@ -238,7 +291,12 @@ func TestValidate_PatternsOfGRUB(t *testing.T) {
 		"commands[0]":     func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{"* x"} },
 		"commands[1]":     func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{"boot", "/vmlinuz x"} },
 		"commandLines[0]": func(r *measuredboot.ReferenceValues) { r.CommandLines = []measuredboot.Words{"vmlinuz x"} },
-		"files[3]": func(r *measuredboot.ReferenceValues) {
+		"commandLines[1]": func(r *measuredboot.ReferenceValues) { r.CommandLines[1] = "/vmlinuz ro *" },
+		"commands[2]":     func(r *measuredboot.ReferenceValues) { r.Commands[2] = "linux (*)/vmlinuz ro a*" },
+		"loads:": func(r *measuredboot.ReferenceValues) {
+			r.PCR11 = references(t, eventlogtest.SecureBootUKI).PCR11
+		},
+		"files[1]": func(r *measuredboot.ReferenceValues) {
 			r.Files = append(r.Files, measuredboot.Component{Name: "x"})
 		},
 	} {
@@ -250,12 +308,26 @@ func TestValidate_PatternsOfGRUB(t *testing.T) {
 	}
 }
 
+// A document without a command line says nothing of what boots, so it is not for this profile.
+func TestReleaseNeedsACompleteDocument(t *testing.T) {
+	for _, change := range []func(*measuredboot.ReferenceValues){
+		func(r *measuredboot.ReferenceValues) { r.CommandLines = nil },
+		func(r *measuredboot.ReferenceValues) { r.Loads = nil },
+	} {
+		b := grubBoot(t)
+		change(&b.refs[0])
+		fails(t, b, reason.MeasuredBoot, "the document is not for profile release")
+	}
+}
+
 func TestWordsMatchWholeWords(t *testing.T) {
 	for pattern, c := range map[string]struct{ yes, no []string }{
 		"/vmlinuz root=UUID=* ro": {
 			[]string{"/vmlinuz root=UUID=1-2 ro", "/vmlinuz root=UUID= ro"},
 			[]string{"/vmlinuz root=UUID=1 rw", "/vmlinuz root=UUID=1 init=/bin/sh ro", "/vmlinuz root=LABEL=1 ro",
-				"/vmlinuz root=UUID=1 ro ", "/vmlinuz root=UUID=1", "/vmlinuz  root=UUID=1 ro", ""},
+				"/vmlinuz root=UUID=1 ro ", "/vmlinuz root=UUID=1", "/vmlinuz  root=UUID=1 ro", "",
+				"/vmlinuz root=UUID=1\ninit=/bin/sh ro", "/vmlinuz root=UUID=1\tinit=/bin/sh ro",
+				"/vmlinuz root=UUID=1\xa0init=/bin/sh ro", `/vmlinuz root=UUID=\"1 ro`, "/vmlinuz root=UUID=a=b ro"},
 		},
 		"/a*b*c": {[]string{"/abc", "/a1b2c", "/abbc"}, []string{"/ac", "/abc2", "/a b c", "/acb"}},
 		"/a*a":   {[]string{"/aa", "/a-a"}, []string{"/a"}},

@@ -100,6 +100,7 @@ func memdisk(disk []byte) ([]Script, error) {
 		return v & 0xFFF
 	}
 	var out []Script
+	left := len(disk) // a damaged disk has more files than it has space
 	for i := range entries {
 		e := disk[root+32*i : root+32*i+32]
 		if e[0] == 0 {
@@ -109,7 +110,7 @@ func memdisk(disk []byte) ([]Script, error) {
 			continue
 		}
 		size := int(binary.LittleEndian.Uint32(e[28:]))
-		if size > len(disk) {
+		if left -= size; left < 0 {
 			return nil, errFAT
 		}
 		var content []byte

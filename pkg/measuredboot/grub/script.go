@@ -19,7 +19,8 @@ import (
 const (
 	maxCommands     = 4096
 	maxAlternatives = 64 // of one command, by the values of its variables
-	maxDepth        = 8  // of blocks
+	maxForm         = 64 << 10
+	maxDepth        = 8 // of blocks
 )
 
 // Script is the text of a configuration. Name is used in errors.
@@ -52,25 +53,18 @@ func Read(scripts ...Script) (*Boot, error) {
 	}
 	for _, c := range all {
 		name, value, ok := assignment(c)
-		switch {
-		case !ok || slices.Contains(ownVariables, name):
-			continue
-		case len(values[name]) == 0:
-			values[name] = []string{""} // before the assignment
+		if ok && !slices.Contains(ownVariables, name) && !slices.Contains(values[name], value) {
+			values[name] = append(values[name], value)
 		}
-		values[name] = append(values[name], value)
 	}
 	out := &Boot{}
 	for _, c := range all {
-		alternatives := []string{""}
-		for i, w := range c {
-			alternatives = combine(alternatives, w.expand(values), i == 0 || w.quoted)
-			if len(alternatives) > maxAlternatives {
-				return nil, fmt.Errorf("the command %s has more than %d forms", c[0], maxAlternatives)
-			}
+		forms, err := forms(c, values)
+		if err != nil {
+			return nil, err
 		}
-		out.Commands = append(out.Commands, alternatives...)
-		if err := out.entry(alternatives); err != nil {
+		out.Commands = append(out.Commands, forms...)
+		if err := out.entry(forms); err != nil {
 			return nil, err
 		}
 	}
@@ -79,17 +73,46 @@ func Read(scripts ...Script) (*Boot, error) {
 	return out, nil
 }
 
-// entry adds the kernel or the initramfs that a command loads.
+// forms returns the texts that a command can have.
+func forms(c []word, values map[string][]string) ([]string, error) {
+	out := []string{""}
+	for i, w := range c {
+		words, err := w.expand(values)
+		if err != nil {
+			return nil, fmt.Errorf("the command %s: %w", c[0], err)
+		}
+		if isLinux(c[0].String()) {
+			if err := w.plain(words); err != nil {
+				return nil, fmt.Errorf("the command %s: %w", c[0], err)
+			}
+		}
+		if len(out)*len(words) > maxAlternatives || len(out[0])+len(words[0]) > maxForm {
+			return nil, fmt.Errorf("the command %s has more than %d forms, or one of more than %d bytes", c[0],
+				maxAlternatives, maxForm)
+		}
+		out = combine(out, words, i == 0 || w.quoted)
+	}
+	return out, nil
+}
+
+func isLinux(command string) bool {
+	return command == "linux" || command == "linuxefi" || command == "linux16"
+}
+
+// entry adds the kernel or the initramfs that a command loads. All forms of one command are one entry.
 func (b *Boot) entry(forms []string) error {
-	for _, form := range forms {
+	for i, form := range forms {
 		command, args, _ := strings.Cut(form, " ")
 		switch command {
 		case "linux", "linuxefi", "linux16":
 			kernel, _, _ := strings.Cut(args, " ")
-			if n := len(b.Entries); n == 0 || b.Entries[n-1].Kernel != kernel || len(b.Entries[n-1].Initrds) > 0 {
+			if i == 0 {
 				b.Entries = append(b.Entries, Entry{Kernel: kernel})
 			}
 			e := &b.Entries[len(b.Entries)-1]
+			if e.Kernel != kernel {
+				return fmt.Errorf("the command %q can load several kernels", form)
+			}
 			e.CommandLines = append(e.CommandLines, args)
 		case "initrd", "initrdefi", "initrd16":
 			if len(b.Entries) == 0 {
@@ -153,8 +176,22 @@ func (w word) String() string {
 	return b.String()
 }
 
+// plain reports an error for a word of a kernel command line that this package cannot represent: "*" is a
+// wildcard in a pattern, and GRUB quotes a word with a space.
+func (w word) plain(forms []string) error {
+	for _, p := range w.parts {
+		if !p.variable && strings.Contains(p.text, "*") {
+			return fmt.Errorf("the word %q has an asterisk, which is not supported", w)
+		}
+	}
+	if w.quoted && slices.ContainsFunc(forms, func(f string) bool { return strings.ContainsAny(f, " \"'\\") }) {
+		return fmt.Errorf("the word %q has a space or a quote inside of quotes, which is not supported", w)
+	}
+	return nil
+}
+
 // expand returns the forms of a word. The value of a variable that the scripts do not assign is "*".
-func (w word) expand(values map[string][]string) []string {
+func (w word) expand(values map[string][]string) ([]string, error) {
 	out := []string{""}
 	for _, p := range w.parts {
 		forms := []string{p.text}
@@ -163,36 +200,40 @@ func (w word) expand(values map[string][]string) []string {
 				forms = []string{"*"}
 			}
 		}
+		if len(out)*len(forms) > maxAlternatives || len(out[0])+len(forms[0]) > maxForm {
+			return nil, fmt.Errorf("the word %q has more than %d forms, or one of more than %d bytes", w, maxAlternatives,
+				maxForm)
+		}
 		var next []string
 		for _, o := range out {
 			for _, f := range forms {
 				next = append(next, o+f)
 			}
 		}
-		if out = next; len(out) > maxAlternatives {
-			return out
-		}
+		out = next
 	}
-	return out
+	return out, nil
 }
 
 // assignment returns the variable that a command sets, and its value. A variable inside the value
 // becomes "*".
 func assignment(c []word) (name, value string, ok bool) {
-	if len(c) < 2 || c[0].String() != "set" {
+	if c[0].String() == "set" && len(c) > 1 {
+		c = c[1:] // GRUB accepts NAME=VALUE without it, too
+	}
+	if name, _, ok = strings.Cut(c[0].String(), "="); !ok {
 		return "", "", false
 	}
-	name, _, ok = strings.Cut(c[1].String(), "=")
-	if !ok {
+	text, err := c[0].expand(nil)
+	if err != nil {
 		return "", "", false
 	}
-	text := c[1].expand(nil)[0]
-	_, value, ok = strings.Cut(text, "=")
+	_, value, ok = strings.Cut(text[0], "=")
 	return name, value, ok
 }
 
 // keywords start or end a control structure, and are not measured.
-var keywords = []string{"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "!", "}", "{"}
+var keywords = []string{"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "}", "{"}
 
 // parse splits a script into its simple commands. The body of a menu entry or of a function is an
 // argument of its command, and its commands are returned, too.
@@ -228,6 +269,8 @@ func (p *parser) commands() error {
 		switch c := p.rest[0]; {
 		case c == ' ' || c == '\t' || c == '\r':
 			p.rest = p.rest[1:]
+		case strings.HasPrefix(p.rest, "\\\n"):
+			p.rest = p.rest[2:]
 		case c == '#':
 			_, after, ok := strings.Cut(p.rest, "\n")
 			p.rest = ""
@@ -263,9 +306,13 @@ func (p *parser) commands() error {
 // body adds a block to its command. GRUB measures a menu entry with its body, and a function only when
 // it is called.
 func (p *parser) body(current *[]word, body string) error {
-	if (*current)[0].String() == "function" {
+	if command := (*current)[0].String(); command == "function" {
 		*current = nil
 	} else {
+		if command == "menuentry" && len(*current) > 1 {
+			// GRUB puts this command before the body.
+			p.out = append(p.out, []word{{parts: []part{{text: "setparams"}}}, (*current)[1]})
+		}
 		*current = append(*current, word{parts: []part{{text: "{" + body + "}"}}, quoted: true})
 	}
 	if p.depth == maxDepth {

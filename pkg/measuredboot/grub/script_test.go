@@ -20,11 +20,15 @@ func TestRead_Commands(t *testing.T) {
 		},
 		"conditions": {
 			"if [ -f \"/x\" ]; then\n  insmod y\nelif ! [ z ]; then boot; else\n  halt\nfi",
-			[]string{"[ -f /x ]", "[ z ]", "boot", "halt", "insmod y"},
+			[]string{"! [ z ]", "[ -f /x ]", "boot", "halt", "insmod y"},
 		},
 		"a variable that is assigned": {
 			"set a=\"1 2\"\nlinux /k $a end\necho \"$a\"",
-			[]string{"echo ", "echo 1 2", "linux /k 1 2 end", "linux /k end", "set a=1 2"},
+			[]string{"echo 1 2", "linux /k 1 2 end", "set a=1 2"},
+		},
+		"a variable that is also empty": {
+			"set a=\"\"\nif x; then a=1; fi\nlinux /k $a end \\\n  more",
+			[]string{"a=1", "linux /k 1 end more", "linux /k end more", "set a=", "x"},
 		},
 		"a variable that is not assigned": {
 			"source ($root)/x.cfg\nsource ${prefix}/y",
@@ -32,7 +36,7 @@ func TestRead_Commands(t *testing.T) {
 		},
 		"a menu entry": {
 			"menuentry 'A B' --id x {\n\tlinux /k a\n}\n",
-			[]string{"linux /k a", "menuentry A B --id x {\n\tlinux /k a\n}"},
+			[]string{"linux /k a", "menuentry A B --id x {\n\tlinux /k a\n}", "setparams A B"},
 		},
 		"a function": {
 			"function f {\n insmod a\n}\nf",
@@ -73,6 +77,15 @@ initrd /old/initrd }`})
 }
 
 func TestRead_DeniesWhatDoesNotEnd(t *testing.T) {
+	for _, script := range []string{
+		"linux /k isolcpus=*", "linux /k 'a=b c'", "linux $k\nset k=/1\nset k=/2",
+		strings.Repeat("set x=1\nset x=2\n", 1) + "linux /k" + strings.Repeat(" $x", 7),
+		"set x=1\nset x=2\necho " + strings.Repeat("$x", 7), "initrd /i",
+	} {
+		if _, err := Read(Script{"grub.cfg", script}); err == nil {
+			t.Errorf("%q was read", script)
+		}
+	}
 	for _, script := range []string{"echo 'a", "echo \"a", "menuentry a {\n boot", "menuentry a { ${b"} {
 		if _, err := Read(Script{"grub.cfg", script}); err == nil || !strings.HasPrefix(err.Error(), "grub.cfg: ") {
 			t.Errorf("%q: %v", script, err)

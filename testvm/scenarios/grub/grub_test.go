@@ -61,8 +61,9 @@ func TestAttack_T71_AlteredGRUBBootIsDenied(t *testing.T) {
 		grub   rig.GRUB
 		detail string
 	}{
-		"initramfs": {rig.GRUB{Initrd: rig.Initrd{Extra: map[string]string{"etc/backdoor": "#!/bin/sh\n"}}}, "initrd.img"},
-		"grub.cfg":  {rig.GRUB{Cmdline: "systemd.debug-shell"}, "grub.cfg"},
+		"initramfs": {rig.GRUB{Initrd: rig.Initrd{Extra: map[string]string{"etc/backdoor": "#!/bin/sh\n"}}},
+			`PCR 9, event 45 (EV_IPL): expected the file "/initrd.img"`},
+		"grub.cfg": {rig.GRUB{Cmdline: "systemd.debug-shell"}, "grub.cfg"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -70,7 +71,7 @@ func TestAttack_T71_AlteredGRUBBootIsDenied(t *testing.T) {
 			node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &c.grub, SecureBoot: true})
 			node.WantEmergency()
 			denied := v.WantAudit("attest", "denied", "MeasuredBoot")
-			if !strings.Contains(denied.Detail, "profile release: PCR 9") || !strings.Contains(denied.Detail, c.detail) {
+			if !strings.Contains(denied.Detail, c.detail) {
 				t.Errorf("the denial does not name %s: %s", c.detail, denied.Detail)
 			}
 			v.WantNoAudit("attest", "allowed", "")

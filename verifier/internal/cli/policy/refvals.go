@@ -26,7 +26,7 @@ reference values accepts only this image.
 
 --boot reads the files of an image that boots with shim and GRUB: the folder that is
 mounted at /boot. The EFI system partition is in its folder efi, or in the same folder. The
-output has a document for each kernel in grub.cfg. It is for the profile release. The
+output has a document for each entry of grub.cfg that loads a kernel. It is for the profile release. The
 profile secure-boot needs no reference values for such an image, because its PCR 11
 stays zero.`,
 		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml
@@ -63,7 +63,12 @@ stays zero.`,
 // referenceValues computes the documents from a unified kernel image, or else from boot files.
 func referenceValues(name, uki, boot string) ([]measuredboot.ReferenceValues, error) {
 	if uki == "" {
-		values, err := measuredboot.FromBootFiles(name, os.DirFS(boot))
+		root, err := os.OpenRoot(boot) // a link in the image must not lead to a file of this host
+		if err != nil {
+			return nil, fmt.Errorf("read image: %w", err)
+		}
+		defer root.Close()
+		values, err := measuredboot.FromBootFiles(name, root.FS())
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", boot, err)
 		}
