@@ -53,7 +53,7 @@ func rules(t *testing.T, component string) string {
 // the cluster has OpenShift's namespaces or not.
 func TestJoin_AccountOfTheComponentSuffices(t *testing.T) {
 	for component, namespaces := range map[string][]string{
-		"approver":            {"openshift-cluster-machine-approver", "openshift-config-managed"},
+		"approver":            {"openshift-cluster-machine-approver"},
 		"approver-kubernetes": nil,
 	} {
 		t.Run(component, func(t *testing.T) {
