@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Two commands do everything on a fresh Debian machine:
 #   make demo   a real VM boots, attests and is provisioned, told as it happens
-#               (PLATFORM=aws, azure or gcp: a VM of that cloud, emulated)
+#               (PLATFORM=aws, azure or gcp: a VM of that cloud, emulated;
+#               BOOT=grub: through shim and GRUB with Secure Boot)
 #   make test   every test
 # and make demo-cluster is the demo in a cluster.
 # Both install what they need first and are safe to run again.
@@ -40,8 +41,8 @@ build: ## both binaries into bin/
 	$(GOBUILD) -o $(BIN)/mcs-attest-verifier ./verifier
 
 .PHONY: demo
-demo: deps build ## one VM from power-on to provisioned, narrated; PLATFORM=aws, azure or gcp: by its cloud identity
-	@go run ./testvm/cmd/demo $(PLATFORM)
+demo: deps build ## one VM from power-on to provisioned, narrated; PLATFORM=aws, azure or gcp: by its cloud; BOOT=grub
+	@go run ./testvm/cmd/demo -platform "$(PLATFORM)" -boot "$(BOOT)"
 
 .PHONY: demo-cluster
 demo-cluster: deps build ## an API server, three replicas, one VM, a killed replica, narrated

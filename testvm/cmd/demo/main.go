@@ -5,11 +5,13 @@
 // with its source.
 //
 // Everything is real except for the hardware: kernel, dracut initramfs, Ignition, verifier. `make
-// demo` runs it. With the name of a cloud as its argument (`make demo PLATFORM=aws`) the machine is
-// an instance of that cloud, which is emulated, and attests with its cloud identity.
+// demo` runs it. With -platform (`make demo PLATFORM=aws`) the machine is an instance of a cloud,
+// which is emulated, and attests with its cloud identity. With -boot (`make demo BOOT=grub`) it
+// boots in another way.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,17 +22,33 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/stage"
 )
 
+// boots are the scripts for the values of -boot.
+var boots = map[string]func(*stage.Stage){"": story, "grub": grub}
+
 func main() {
-	script := story
-	if len(os.Args) > 1 && os.Args[1] != "" && os.Args[1] != "qemu" {
-		if _, ok := stories[os.Args[1]]; !ok {
-			fmt.Fprintf(os.Stderr,
-				"error: PLATFORM is %q\nhint: aws, azure or gcp; without it a machine with a TPM and no cloud\n", os.Args[1])
-			os.Exit(2)
+	platform := flag.String("platform", "", "aws, azure or gcp: an instance of this cloud, which is emulated")
+	boot := flag.String("boot", "", "grub: through shim and GRUB with Secure Boot, under the profile release")
+	flag.Parse()
+	script, ok := boots[*boot]
+	if !ok {
+		usage("BOOT is %q\nhint: grub; without it the emulator starts the kernel directly", *boot)
+	}
+	if *platform != "" && *platform != "qemu" {
+		if _, ok := stories[*platform]; !ok {
+			usage("PLATFORM is %q\nhint: aws, azure or gcp; without it a machine with a TPM and no cloud", *platform)
 		}
-		script = storyOf(os.Args[1])
+		if *boot != "" {
+			usage("PLATFORM and BOOT are both set\nhint: choose one of them")
+		}
+		script = storyOf(*platform)
 	}
 	os.Exit(stage.Play("demo", script))
+}
+
+// usage ends the program because of its arguments.
+func usage(format string, a ...any) {
+	fmt.Fprintf(os.Stderr, "error: "+format+"\n", a...)
+	os.Exit(2)
 }
 
 const content = "pull secret, kubeconfig, and all that a node needs\n"
@@ -59,6 +77,19 @@ func story(s *stage.Stage) {
 	v.Enroll("worker-0", "worker", tpm)
 	node.WantProvisioned()
 
+	provisioned(s, node)
+
+	s.Rule("the cluster's record of it")
+	s.Say("you", "$ mcs-attest-verifier status --config DIR/mcs-attest.yaml")
+	s.Lines("verifier", v.Run("status"))
+	v.WantRecord("worker-0", "Fetched")
+
+	s.Rule("another client, without a token")
+	curl(s, v)
+}
+
+// provisioned reads the disk of a machine that was provisioned.
+func provisioned(s *stage.Stage, node *rig.Node) {
 	s.Rule("the machine's disk, read from outside")
 	s.Say("you", "$ debugfs -R 'cat /etc/provisioned' DISK")
 	got := node.ReadFile("/etc/provisioned")
@@ -70,14 +101,6 @@ func story(s *stage.Stage) {
 		s.Fatalf("a token was left in %s", strings.Join(left, ", "))
 	}
 	s.Say("disk", "no token anywhere: not on the disk, not in the journal, not on the console")
-
-	s.Rule("the cluster's record of it")
-	s.Say("you", "$ mcs-attest-verifier status --config DIR/mcs-attest.yaml")
-	s.Lines("verifier", v.Run("status"))
-	v.WantRecord("worker-0", "Fetched")
-
-	s.Rule("another client, without a token")
-	curl(s, v)
 }
 
 // curl sends a request like an unknown client on the network.
