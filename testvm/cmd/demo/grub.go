@@ -26,7 +26,8 @@ func grub(s *stage.Stage) {
 	s.Say("demo", "Secure Boot does not cover grub.cfg, the command line and the initramfs, but the TPM measures them;")
 	s.Say("demo", "the verifier compares the measurements with the files of the image")
 	s.Rule("the cluster's side: the policy, and reference values from the files of the image")
-	v := r.Verifier(rig.VerifierConfig{Policy: release, Stopped: true, OnAudit: func(a rig.Audit) { s.Audit("verifier", a) }})
+	v := r.Verifier(rig.VerifierConfig{Policy: release, Stopped: true,
+		OnAudit: func(a rig.Audit) { s.Audit("verifier", a) }})
 	v.Write("configs/worker.ign", rig.Config(content))
 	_, spec, _ := strings.Cut(release, "\nspec:")
 	s.Lines("policy", "spec:"+spec)
@@ -34,7 +35,8 @@ func grub(s *stage.Stage) {
 	s.Say("you", "$ mcs-attest-verifier refvals --name debian --boot BOOT > DIR/reference-values/debian.yaml")
 	values := v.Tool("refvals", "--name", "debian", "--boot", boot)
 	v.Write("reference-values/debian.yaml", values)
-	s.Say("verifier", "%d lines: shim, GRUB, the kernel and each file that GRUB reads, by digest", strings.Count(values, "\n"))
+	s.Say("verifier", "%d lines: the digests of shim, GRUB, the kernel and each file that GRUB reads",
+		strings.Count(values, "\n"))
 	v.Start()
 
 	s.Rule("an enrolled machine is switched on: firmware, shim, GRUB, kernel, initramfs")
