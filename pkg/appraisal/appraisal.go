@@ -18,7 +18,7 @@
 //   - the providers confirm what their documents state;
 //   - an endorsement that the policy allows vouches for the EK;
 //   - everything that was proven names the same Machine, and it may have the pool;
-//   - the profile allows the measured boot.
+//   - the policy accepts the stage of the boot, and the profile allows the measured boot.
 //
 // A challenge that requires only the provisioning token skips the last five checks. Machines share
 // that token, so it names none of them. Its [Verdict] has no Machine, and the caller must not write a
@@ -208,7 +208,10 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 		return nil, err
 	}
 	if slices.Equal(in.Challenge.Required, []evidence.Kind{evidence.ProvisioningToken}) {
-		return &Verdict{Evidence: a.summaries}, nil
+		if err := a.inTime(); err != nil {
+			return nil, err
+		}
+		return &Verdict{Evidence: a.staged()}, nil
 	}
 	if err := a.candidate(); err != nil {
 		return nil, err
@@ -223,6 +226,9 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	if matchErr != nil && a.machine == nil && !a.unenrolled(matchErr) {
 		return nil, a.unknown(matchErr)
 	}
+	if err := a.inTime(); err != nil {
+		return nil, a.refuse(err)
+	}
 	if err := a.boot(); err != nil {
 		return nil, a.refuse(err)
 	}
@@ -234,7 +240,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	}
 	v := &Verdict{
 		Machine: a.machine, Identity: a.recorded(), Endorsement: a.endorsement,
-		Evidence: a.summaries, Warnings: a.warnings, Replayable: a.quote == nil && !a.bound(),
+		Evidence: a.staged(), Warnings: a.warnings, Replayable: a.quote == nil && !a.bound(),
 	}
 	if len(a.ev.CSRSPKI) > 0 && !v.Replayable {
 		v.CSRKeySHA256 = hex.EncodeToString(a.ev.CSRSPKI) // it is in the transcript
@@ -248,6 +254,7 @@ type appraisal struct {
 	ev  Evidence
 	now time.Time
 
+	stage       v1alpha1.Stage
 	transcript  transcript.Hash
 	verified    []evidence.Kind
 	quote       *tpm2.Quote
@@ -267,6 +274,10 @@ type appraisal struct {
 func (a *appraisal) complete() error {
 	if len(a.ev.Claims) > MaxClaims || len(a.ev.EventLog) > MaxEventLog {
 		return reason.Deny(reason.TooLarge, "claims of %d bytes, event log of %d bytes", len(a.ev.Claims), len(a.ev.EventLog))
+	}
+	var err error
+	if a.stage, err = stage(a.ev.Claims); err != nil {
+		return err
 	}
 	if n := len(a.ev.CSRSPKI); n != 0 && n != sha256.Size {
 		return reason.Deny(reason.Malformed, "CSR key hash of %d bytes", n)

@@ -3,12 +3,55 @@
 package appraisal
 
 import (
+	"encoding/json"
+	"maps"
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
+
+// stage returns the stage of the boot in which the machine attests, by its own word. Agents
+// without that claim run only in the initramfs.
+//
+// The claim is not evidence. It tells an honest machine that its pool does not accept a late
+// attestation. Only what is measured stops one that lies: a capped PCR 11, a later phase of a
+// measured UKI, or an initramfs that the reference values do not have.
+func stage(claims []byte) (v1alpha1.Stage, error) {
+	var c struct {
+		Stage any `json:"stage"`
+	}
+	if json.Unmarshal(claims, &c) != nil || c.Stage == nil {
+		return v1alpha1.StageInitramfs, nil
+	}
+	word, _ := c.Stage.(string)
+	switch s := v1alpha1.Stage(word); s {
+	case v1alpha1.StageInitramfs, v1alpha1.StageRealRoot:
+		return s, nil
+	}
+	return "", reason.Deny(reason.Malformed, "the claims have an unknown stage %.64q", word)
+}
+
+// inTime checks that the policy accepts the stage in which the machine attests.
+func (a *appraisal) inTime() error {
+	if a.stage == v1alpha1.StageRealRoot && !a.Policy.RealRoot {
+		return reason.Deny(reason.EvidenceUnacceptable,
+			"the machine attests in the real root; policy %s accepts only the initramfs (stage: Initramfs)", a.Policy.Name)
+	}
+	return nil
+}
+
+// staged returns the summaries of the evidence. The first one has the stage, unless it is the
+// initramfs.
+func (a *appraisal) staged() []v1alpha1.EvidenceSummary {
+	if a.stage != v1alpha1.StageInitramfs && len(a.summaries) > 0 {
+		summary := map[string]string{v1alpha1.SummaryStage: string(a.stage)}
+		maps.Copy(summary, a.summaries[0].Summary)
+		a.summaries[0].Summary = summary
+	}
+	return a.summaries
+}
 
 // boot appraises the measured boot by the policy's profile. With the action Warn, a
 // boot that violates the profile causes a warning instead of a denial. A wrong PCR 11

@@ -191,7 +191,9 @@ func (c *check) effective() Policy {
 		URLParameter:           spec.ProvisioningToken.URLParameter,
 		OpenWithoutToken: oneOf(c, "spec.provisioningToken.whenAbsent", spec.ProvisioningToken.WhenAbsent,
 			v1alpha1.WhenAbsentWait, v1alpha1.WhenAbsentOpen) == v1alpha1.WhenAbsentOpen,
-		Binding:  oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
+		Binding: oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
+		RealRoot: oneOf(c, "spec.stage", spec.Stage, v1alpha1.StageInitramfs, v1alpha1.StageRealRoot) ==
+			v1alpha1.StageRealRoot,
 		Approval: oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
 		ProfileAction: oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce,
 			v1alpha1.ProfileWarn),

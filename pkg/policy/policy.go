@@ -55,6 +55,10 @@ type Policy struct {
 	Binding      v1alpha1.Binding
 	FrontEndKeys [][sha256.Size]byte
 
+	// RealRoot reports that a machine may also attest in the real root. It is omitted if
+	// false, so old hashes stay valid.
+	RealRoot bool `json:",omitempty"`
+
 	Endorsements    []v1alpha1.Endorsement // in the order of evaluation
 	Approval        v1alpha1.Approval
 	Profile         measuredboot.Profile

@@ -226,6 +226,7 @@ func TestHashCoversTheContentAndNotTheName(t *testing.T) {
 		"endorsements": func(s *v1alpha1.AttestationPolicySpec) {
 			s.TPM2.Endorsements = []v1alpha1.Endorsement{"manufacturer"}
 		},
+		"stage":             func(s *v1alpha1.AttestationPolicySpec) { s.Stage = v1alpha1.StageRealRoot },
 		"approval":          func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Approval = v1alpha1.ApprovalFirstUse },
 		"profile":           func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Profile = "secure-boot" },
 		"profileAction":     func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.ProfileAction = v1alpha1.ProfileWarn },
@@ -317,6 +318,8 @@ func TestParse_ReportsTheFault(t *testing.T) {
 			"p.yaml:22: spec.challengeLifetime: 1h0m0s is out of bounds"},
 		"a Machine's age of nothing": {"maxMachineAge: 2h", "maxMachineAge: 1s",
 			"p.yaml:23: spec.maxMachineAge: 1s is out of bounds; at least 1m0s"},
+		"an unknown stage": {"  maxMachineAge: 2h", "  stage: realroot",
+			`p.yaml:23: spec.stage: "realroot" is not a valid value; one of Initramfs, RealRoot`},
 		"no name":                {"  name: workers", "  labels: {}", "p.yaml:3: metadata.name: the policy has no name"},
 		"another kind of object": {"kind: AttestationPolicy", "kind: ConfigMap", "p.yaml:2: this is a ConfigMap"},
 		"another version": {"v1alpha1", "v2",

@@ -221,6 +221,10 @@ type EvidenceSummary struct {
 // SummaryChallenged is the key of a summary that has when the machine received the challenge that it answered.
 const SummaryChallenged = "challenged"
 
+// SummaryStage is the key of a summary that has the stage in which the machine attested, by its own word. It is absent
+// for the initramfs.
+const SummaryStage = "stage"
+
 // PendingMachine is a machine with a genuine TPM that is not enrolled.
 type PendingMachine struct {
 	// ekSHA256 is the SHA-256 (hexadecimal) of its EK's SubjectPublicKeyInfo.

@@ -96,6 +96,11 @@ type AttestationPolicySpec struct {
 	// time, at least 1m. Default: 2h.
 	MaxMachineAge metav1.Duration `json:"maxMachineAge,omitempty,omitzero"`
 
+	// stage is the latest stage of its first boot in which a machine may attest.
+	// "Initramfs": the initramfs. "RealRoot": also the real root, for boot images whose
+	// initramfs does not have the agent. Default: Initramfs.
+	Stage Stage `json:"stage,omitempty"`
+
 	// provisioningTokenAlone must be true if evidence has an alternative with only
 	// [provisioning-token]: any caller with that shared secret then receives the pool's
 	// config. Default: false.
@@ -124,6 +129,16 @@ type Unattested string
 const (
 	UnattestedDeny        Unattested = "Deny"
 	UnattestedPreApproved Unattested = "PreApproved"
+)
+
+// Stage is a stage of a machine's first boot.
+// +kubebuilder:validation:Enum=Initramfs;RealRoot
+type Stage string
+
+// The stages.
+const (
+	StageInitramfs Stage = "Initramfs"
+	StageRealRoot  Stage = "RealRoot"
 )
 
 // Binding ties evidence to a connection.
