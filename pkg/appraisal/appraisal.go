@@ -304,6 +304,19 @@ func (a *appraisal) complete() error {
 
 // verify checks each required kind of evidence over the transcript.
 func (a *appraisal) verify(ctx context.Context) error {
+	if err := a.verifyTPM(); err != nil {
+		return err
+	}
+	if slices.Contains(a.Challenge.Required, evidence.ProvisioningToken) {
+		if err := a.provisioningToken(); err != nil {
+			return err
+		}
+	}
+	return a.verifyDocuments(ctx)
+}
+
+// verifyTPM computes the transcript, and checks the TPM's quote if it is required.
+func (a *appraisal) verifyTPM() error {
 	c := a.Challenge
 	f := transcript.Fields{
 		Sealed: a.ev.Sealed, Nonce: c.Nonce, Binding: c.Binding, Exporter: c.Exporter, ServerSPKI: a.ev.ServerSPKI,
@@ -335,12 +348,7 @@ func (a *appraisal) verify(ctx context.Context) error {
 		a.quote = quote
 		a.accepted(evidence.TPM2, a.ev.TPM2.Quote, quoteSummary(quote))
 	}
-	if slices.Contains(c.Required, evidence.ProvisioningToken) {
-		if err := a.provisioningToken(); err != nil {
-			return err
-		}
-	}
-	return a.verifyDocuments(ctx)
+	return nil
 }
 
 func (a *appraisal) provisioningToken() error {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
@@ -64,13 +65,25 @@ func (a *appraisal) boot() error {
 	if err != nil {
 		return err
 	}
-	_, err = measuredboot.Appraise(a.Policy.Profile, a.quote.Bank, a.quote.PCRs, a.ev.EventLog, refs)
+	result, err := measuredboot.Appraise(a.Policy.Profile, a.quote.Bank, a.quote.PCRs, a.ev.EventLog, refs)
 	if err != nil && a.Policy.ProfileAction == v1alpha1.ProfileWarn && measuredboot.MayWarn(err) {
 		a.warnings = append(a.warnings, err.Error())
 		return nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	summary := a.summaries[slices.IndexFunc(a.summaries, isTPM)].Summary
+	summary["profile"] = string(result.Profile)
+	for k, v := range map[string]string{"image": result.Image, "firmware": result.Firmware} {
+		if v != "" {
+			summary[k] = v
+		}
+	}
+	return nil
 }
+
+func isTPM(s v1alpha1.EvidenceSummary) bool { return s.Kind == evidence.TPM2.String() }
 
 // references returns the reference values that the policy names, or all if it names
 // none. A missing document is a temporary denial, so it cannot weaken the policy.

@@ -152,5 +152,25 @@ func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
 	return out, ev, nil
 }
 
+// Quote verifies the quote of a saved call, and returns it with the event log, which the quote does not
+// cover. Neither the TPM nor the boot is appraised.
+func (s *Saved) Quote() (*tpm2.Quote, []byte, error) {
+	challenge, ev, err := s.Replay()
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &appraisal{Context: Context{Challenge: challenge}, ev: ev}
+	if err := a.complete(); err != nil {
+		return nil, nil, err
+	}
+	if err := a.verifyTPM(); err != nil {
+		return nil, nil, err
+	}
+	if a.quote == nil {
+		return nil, nil, fmt.Errorf("saved evidence: the machine did not attest with its TPM")
+	}
+	return a.quote, ev.EventLog, nil
+}
+
 // NonceText returns the challenge's nonce in the text form of the token (eat_nonce).
 func NonceText(nonce []byte) string { return base64.RawURLEncoding.EncodeToString(nonce) }

@@ -17,6 +17,8 @@ type Result struct {
 	Image   string // name of the reference values that match; empty if there are none
 	Phase   string // of PCR 11: "" or "enter-initrd"
 
+	Firmware string // name of the firmware set that matches, only with profile strict
+
 	// Only with profile secure-boot and above.
 	Locality     byte        // the TPM started at this locality
 	Authorities  []Authority // authorities of the started images, in order
@@ -35,26 +37,27 @@ type Digest []byte
 // boot is the input of a profile's checks: quoted values, and a log whose replay gives these
 // values.
 type boot struct {
-	bank   uint16
-	quoted map[int][]byte
-	log    *eventlog.Log
-	refs   []ReferenceValues
-	images []*ReferenceValues // those that PCRs 11, 12 and 13 match
-	result *Result
+	bank     uint16
+	quoted   map[int][]byte
+	log      *eventlog.Log
+	refs     []ReferenceValues  // of images
+	images   []*ReferenceValues // those that PCRs 11, 12 and 13 match
+	firmware []*ReferenceValues
+	result   *Result
 }
 
 // Appraise decides whether a boot is acceptable. The quoted values come from a verified quote. The
 // log is the caller's untrusted claim, and refs are the documents that the policy selects. The
 // checks, in order:
 //
-//   - The profile is available, the bank can be appraised, every PCR of the profile is quoted, and
+//   - The profile exists, the bank can be appraised, every PCR of the profile is quoted, and
 //     each value has the size of the bank (PCRSelection).
 //   - PCR 11 is zero or a pre-cap reference value (PCRCapped, MeasuredBoot).
 //   - If the profile needs the log: the log is well-formed (EventLogMalformed), its replay gives
 //     every quoted PCR (EventLogReplay), and the profile's own requirements are met (MeasuredBoot).
 func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs []ReferenceValues) (*Result, error) {
-	p = p.orDefault()
-	if err := p.Available(); err != nil {
+	p, err := ParseProfile(string(p))
+	if err != nil {
 		return nil, reason.Wrap(reason.Internal, err, "the policy's profile")
 	}
 	if eventlog.Size(bank) == 0 {
@@ -72,14 +75,20 @@ func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs
 		}
 	}
 
-	b := &boot{bank: bank, quoted: quoted, refs: refs, result: &Result{Profile: p, Bank: bank}}
+	b := &boot{bank: bank, quoted: quoted, result: &Result{Profile: p, Bank: bank}}
+	for _, r := range refs {
+		if r.Firmware != nil {
+			b.firmware = append(b.firmware, &r)
+		} else {
+			b.refs = append(b.refs, r)
+		}
+	}
 	if err := b.fresh(rawLog); err != nil {
 		return nil, err
 	}
 	if !profiles[p].log {
 		return b.result, nil
 	}
-	var err error
 	if b.log, err = eventlog.Parse(rawLog, bank); err != nil {
 		return nil, err
 	}

@@ -13,9 +13,8 @@
 //	               of the reference values, with nothing added to it.
 //	release        PCRs 0-9 and 11-14. As secure-boot, and all that shim and GRUB load
 //	               and execute is one of the reference values.
-//	strict         release, and the firmware is known, too.
-//
-// The last one exists in the types and is not available yet.
+//	strict         The same PCRs. As release, and PCRs 0-3, 5 and 6 match one set that an
+//	               administrator accepted for this firmware.
 //
 // # Digest first
 //

@@ -280,29 +280,20 @@ func TestAppraise_DeniesAQuoteThatDoesNotFitTheProfile(t *testing.T) {
 }
 
 func TestProfiles(t *testing.T) {
-	for _, name := range []string{"", "identity-only", "secure-boot", "release"} {
+	for _, name := range []string{"", "identity-only", "secure-boot", "release", "strict"} {
 		p, err := measuredboot.ParseProfile(name)
-		if err != nil || p.Available() != nil || !slices.Contains(p.PCRs(), 11) {
+		if err != nil || !slices.Contains(p.PCRs(), 11) {
 			t.Errorf("%q: %v, %v", name, p, err)
 		}
 	}
-	for _, name := range []string{"strict"} {
-		p, err := measuredboot.ParseProfile(name)
-		if err != nil || !p.NeedsEventLog() || !slices.Contains(p.PCRs(), 11) {
-			t.Errorf("%q: %v", name, err)
-		}
-		if err := p.Available(); err == nil || !strings.Contains(err.Error(), "not available yet") {
-			t.Errorf("%q: %v", name, err)
-		}
-		b := captured(t, eventlogtest.SecureBootUKI)
-		b.profile = p
-		fails(t, b, reason.Internal)
-	}
+	b := captured(t, eventlogtest.SecureBootUKI)
+	b.profile = "paranoid"
+	fails(t, b, reason.Internal)
 	if _, err := measuredboot.ParseProfile("paranoid"); err == nil {
 		t.Error("an unknown profile was read")
 	}
-	if measuredboot.IdentityOnly.NeedsEventLog() {
-		t.Error("identity-only needs no log")
+	if measuredboot.IdentityOnly.NeedsEventLog() || !measuredboot.Strict.NeedsEventLog() {
+		t.Error("only identity-only needs no log")
 	}
 }
 

@@ -22,14 +22,14 @@ const (
 type requirements struct {
 	pcrs   []int // quoted, ascending; always with 11
 	log    bool
-	checks []check // in order; nil means not available yet
+	checks []check // in order
 }
 
 // check is one requirement. Its input is a log that reproduces every quoted PCR.
 type check func(*boot) *Finding
 
 var profiles = map[Profile]requirements{
-	IdentityOnly: {pcrs: []int{11}, checks: []check{}},
+	IdentityOnly: {pcrs: []int{11}},
 	SecureBoot: {
 		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13},
 		log:    true,
@@ -40,7 +40,11 @@ var profiles = map[Profile]requirements{
 		log:    true,
 		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image, release},
 	},
-	Strict: {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}, log: true},
+	Strict: {
+		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14},
+		log:    true,
+		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image, release, firmware},
+	},
 }
 
 // ParseProfile reads the name of a profile; "" is [IdentityOnly].
@@ -51,18 +55,6 @@ func ParseProfile(s string) (Profile, error) {
 			Release, Strict)
 	}
 	return p, nil
-}
-
-// Available returns an error for a profile that this version does not implement.
-func (p Profile) Available() error {
-	r, ok := profiles[p.orDefault()]
-	switch {
-	case !ok:
-		return fmt.Errorf("unknown measured boot profile %q", string(p))
-	case r.checks == nil:
-		return fmt.Errorf("measured boot profile %q is not available yet, use %s or %s", p, SecureBoot, IdentityOnly)
-	}
-	return nil
 }
 
 // PCRs returns the PCRs to quote, ascending. The caller owns the slice.

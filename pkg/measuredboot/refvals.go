@@ -4,6 +4,7 @@ package measuredboot
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"fmt"
 
@@ -16,9 +17,10 @@ const (
 	Kind       = "ReferenceValues"
 )
 
-// ReferenceValues are the digests of one OS image's components (RFC 9334, 8.3). They are computed
-// from the image, never from a machine. A boot must match one document as a whole. Several
-// documents are alternatives, so an update adds a document.
+// ReferenceValues are the digests of one OS image's components, or of one version of a model's
+// firmware (RFC 9334, 8.3). Those of an image are computed from the image, never from a machine. A boot must
+// match one document of each kind as a whole. Several documents are alternatives, so an update adds a
+// document.
 type ReferenceValues struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -61,6 +63,10 @@ type ReferenceValues struct {
 
 	// MOK has the lists of machine owner keys that shim measures (PCR 14).
 	MOK []Component `json:"mok,omitempty"`
+
+	// Firmware is for profile strict. A document that has it describes no image, and has none of the
+	// fields above.
+	Firmware *Firmware `json:"firmware,omitempty"`
 }
 
 // Metadata has the name of the document, by which a policy selects it.
@@ -97,6 +103,19 @@ func (d Digests) In(bank uint16) []byte {
 	return nil
 }
 
+func (d Digests) validate(field string, i int) error {
+	if len(d.SHA256) == 0 && len(d.SHA384) == 0 {
+		return fmt.Errorf("%s[%d]: neither sha256 nor sha384", field, i)
+	}
+	if n := len(d.SHA256); n != 0 && n != 32 {
+		return fmt.Errorf("%s[%d].sha256: %d bytes, expected 32", field, i, n)
+	}
+	if n := len(d.SHA384); n != 0 && n != 48 {
+		return fmt.Errorf("%s[%d].sha384: %d bytes, expected 48", field, i, n)
+	}
+	return nil
+}
+
 func (d Digests) is(bank uint16, value []byte) bool {
 	want := d.In(bank)
 	return len(want) > 0 && bytes.Equal(want, value)
@@ -126,20 +145,8 @@ func (r *ReferenceValues) Validate() error {
 	if r.Metadata.Name == "" {
 		return fmt.Errorf("metadata.name is empty: policies select reference values by name")
 	}
-	check := func(field string, i int, d Digests) error {
-		if len(d.SHA256) == 0 && len(d.SHA384) == 0 {
-			return fmt.Errorf("%s[%d]: neither sha256 nor sha384", field, i)
-		}
-		if n := len(d.SHA256); n != 0 && n != 32 {
-			return fmt.Errorf("%s[%d].sha256: %d bytes, expected 32", field, i, n)
-		}
-		if n := len(d.SHA384); n != 0 && n != 48 {
-			return fmt.Errorf("%s[%d].sha384: %d bytes, expected 48", field, i, n)
-		}
-		return nil
-	}
 	for i, v := range r.PCR11 {
-		if err := check("pcr11", i, v.Digests); err != nil {
+		if err := v.validate("pcr11", i); err != nil {
 			return err
 		}
 		if v.Phase != "" && v.Phase != EnterInitrd {
@@ -154,7 +161,7 @@ func (r *ReferenceValues) Validate() error {
 	}
 	for field, list := range map[string][]Digests{"pcr12": r.PCR12, "pcr13": r.PCR13} {
 		for i, d := range list {
-			if err := check(field, i, d); err != nil {
+			if err := d.validate(field, i); err != nil {
 				return err
 			}
 		}
@@ -166,12 +173,12 @@ func (r *ReferenceValues) Validate() error {
 			if c.Name == "" {
 				return fmt.Errorf("%s[%d]: no name", field, i)
 			}
-			if err := check(field, i, c.Digests); err != nil {
+			if err := c.validate(field, i); err != nil {
 				return err
 			}
 		}
 	}
-	return r.validateGRUB()
+	return cmp.Or(r.validateGRUB(), r.validateFirmware())
 }
 
 func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {

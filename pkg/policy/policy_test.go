@@ -307,7 +307,7 @@ func TestParse_ReportsTheFault(t *testing.T) {
 		"an unknown endorsement": {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is not an endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
 		"an unknown profile": {"identity-only", "identity",
 			`p.yaml:15: spec.tpm2.profile: measured boot profile "identity" is not one of`},
-		"a profile that is to come": {"identity-only", "strict", `p.yaml:15: spec.tpm2.profile: measured boot profile "strict" is not available yet, use secure-boot or identity-only`},
+		"a profile that does not exist": {"identity-only", "paranoid", `p.yaml:15: spec.tpm2.profile: measured boot profile "paranoid" is not one of identity-only, secure-boot, release, strict`},
 		"the SHA-1 bank": {"[sha256]", "[sha1]",
 			`p.yaml:17: spec.tpm2.banks[0]: "sha1" is not a supported PCR bank; sha256 or sha384`},
 		"a token that lives too long": {"lifetime: 10m", "lifetime: 24h",

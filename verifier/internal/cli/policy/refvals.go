@@ -16,9 +16,10 @@ func refvalsCommand() *cobra.Command {
 	var uki, boot, name string
 	cmd := &cobra.Command{
 		Use:   "refvals (--uki FILE | --boot DIR) --name NAME",
-		Short: "Compute reference values from an OS image",
+		Short: "Compute reference values from an OS image, or from a machine's firmware",
 		Long: `Compute reference values from an OS image, and put the output into
-reference-values/. They are computed from the image, never from a machine.
+reference-values/. They are computed from the image, never from a machine. Only the
+values of firmware come from a machine: see 'refvals firmware'.
 
 --uki reads a unified kernel image: the values that systemd-stub measures into PCR 11,
 and the image's Authenticode digest. A policy with the profile secure-boot and these
@@ -57,6 +58,7 @@ stays zero.`,
 		}
 		return nil
 	}
+	cmd.AddCommand(firmwareCommand())
 	return cmd
 }
 
