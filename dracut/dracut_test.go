@@ -255,6 +255,7 @@ func TestTarball_InstallsAModuleThatDracutFinds(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
 	}
+	run(t, nil, filepath.Join(dir, "mcs-attest/boot.sh"), "--help")
 	for _, file := range glob(t, module+"/*") {
 		if _, err := os.Stat(filepath.Join(root, "usr/lib/dracut/modules.d", file)); err != nil {
 			t.Errorf("not installed: %v", err)

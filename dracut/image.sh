@@ -63,7 +63,8 @@ find "$initdir" -exec touch --no-dereference --date="$epoch" {} +
     zstd --quiet -19 --force -o "$output/mcs-attest-initramfs.cpio.zst"
 
 mkdir "$work/mcs-attest"
-cp -r -- "$here/90mcs-attest" "$here/root" "$here/Makefile" "$here/50-mcs-attest.conf" "$work/mcs-attest/"
+cp -r -- "$here/90mcs-attest" "$here/root" "$here/Makefile" "$here/50-mcs-attest.conf" "$here/boot.sh" \
+    "$work/mcs-attest/"
 command install -m 0755 -- "$agent" "$work/mcs-attest/mcs-attest-agent"
 tar --create --directory="$work" --sort=name --mtime="$epoch" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
     --format=gnu mcs-attest | gzip --no-name --best > "$output/mcs-attest-dracut.tar.gz"
