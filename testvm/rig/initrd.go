@@ -39,7 +39,7 @@ type Initrd struct {
 	Agent Delivery
 	// Newer uses the Ignition of testvm/ignition instead of Debian's 2.14.
 	Newer bool
-	// Sealed adds what opens a volume of [Rig.Seal], and systemd-pcrphase.
+	// Sealed adds what seals and opens a volume of [Rig.NewVolume], and systemd-pcrphase.
 	Sealed bool
 	// Extra is appended as a separate archive: path to content.
 	Extra map[string]string
@@ -54,7 +54,7 @@ const dracutModules = "bash systemd systemd-initrd dracut-systemd systemd-sysctl
 	"dbus dbus-daemon systemd-networkd network kernel-network-modules ignition shutdown kernel-modules " +
 	"qemu url-lib rig"
 
-const sealedModules, sealedDrivers = " crypt tpm2-tss systemd-pcrphase", " dm_crypt xts"
+const sealedModules, sealedDrivers = " rig-sealed", " dm_crypt xts"
 
 const dracutDrivers = "virtio_pci virtio_net virtio_blk virtio_rng qemu_fw_cfg efivarfs vfat " +
 	"nls_cp437 nls_ascii ext4 crc32c_generic overlay af_packet"
@@ -142,6 +142,9 @@ func (r *Rig) buildBase(i Initrd) string {
 		what = "initramfs with dracut, Ignition and the agent"
 	}
 	if i.Sealed {
+		sealedModule, err := fs.Sub(guestFiles, "guest/98rig-sealed")
+		r.fatal(err, "rig's module")
+		in.tree(sealedModule)
 		modules += sealedModules
 		drivers += sealedDrivers
 	}
@@ -186,7 +189,9 @@ func (r *Rig) dracutBase(ignition, agentModule, agent string) string {
 	link(dracutTree, base, "modules.d")
 	link(filepath.Join(dracutTree, "modules.d"), modules, "30ignition")
 	r.fatal(os.Symlink(ignition, filepath.Join(modules, "30ignition")), "dracut tree")
-	r.writeGuest("guest/99rig", filepath.Join(modules, "99rig"))
+	for _, own := range []string{"98rig-sealed", "99rig"} {
+		r.writeGuest("guest/"+own, filepath.Join(modules, own))
+	}
 	if agent != "" {
 		to := filepath.Join(modules, "90mcs-attest")
 		r.fatal(os.Mkdir(to, 0o755), "dracut tree")

@@ -17,6 +17,8 @@ type UKI struct {
 	Cmdline string
 	// Unsigned omits the signature.
 	Unsigned bool
+	// SignPCR11 adds signatures of PCR 11 for each phase of the boot, and their public key.
+	SignPCR11 bool
 	// Credentials are stored next to the image, where the stub reads them and measures them into
 	// PCR 12: name to content.
 	Credentials map[string]string
@@ -50,17 +52,24 @@ func (n *Node) firmware(vars string, secure bool) (args []string, machine string
 		"-drive", "if=pflash,unit=1,format=raw,file="+own), machine
 }
 
-// BuildUKI creates the image, or returns it from the cache.
-func (r *Rig) BuildUKI(u UKI) string {
+// BuildUKI creates the image of a first boot, or returns it from the cache.
+func (r *Rig) BuildUKI(u UKI) string { return r.buildUKI(u, false) }
+
+// buildUKI creates the image of a first or later boot, which have different command lines.
+func (r *Rig) buildUKI(u UKI, later bool) string {
 	r.t.Helper()
 	u.Initrd.Compress = true
 	kernel, version := r.Kernel()
 	initrd := r.Build(u.Initrd)
 	line := firstBoot("")
+	if later {
+		line = bareCmdline
+	}
 	if u.Cmdline != "" {
 		line += " " + u.Cmdline
 	}
-	in := r.inputs("uki").file(efiStub).file(kernel).file(initrd).text(line, fmt.Sprint(u.Unsigned)).file(snakeOilCert)
+	in := r.inputs("uki").file(efiStub).file(kernel).file(initrd).text(line, fmt.Sprint(u.Unsigned, u.SignPCR11)).
+		file(snakeOilCert)
 	return r.cached("uki", "unified kernel image", in, func(out string) {
 		dir, err := os.MkdirTemp(r.dir, "uki-")
 		r.fatal(err, "UKI")
@@ -69,20 +78,31 @@ func (r *Rig) BuildUKI(u UKI) string {
 			r.fatal(os.WriteFile(path, []byte(content), 0o644), "UKI")
 			return path
 		}
-		sections := []struct{ name, path string }{
-			{".osrel", text("osrel", "ID=rig\nVERSION_ID=1\n")},
-			{".cmdline", text("cmdline", line)},
-			{".uname", text("uname", version)},
-			{".linux", kernel},
-			{".initrd", initrd},
+		key := filepath.Join(dir, "key.pem")
+		r.run(dir, nil, "openssl", "rsa", "-in", snakeOilKey, "-passin", "pass:snakeoil", "-out", key)
+		names := []string{".osrel", ".cmdline", ".uname", ".linux", ".initrd"}
+		sections := map[string]string{
+			".osrel":   text("osrel", "ID=rig\nVERSION_ID=1\n"),
+			".cmdline": text("cmdline", line),
+			".uname":   text("uname", version),
+			".linux":   kernel,
+			".initrd":  initrd,
+		}
+		if u.SignPCR11 {
+			public := filepath.Join(dir, "public.pem")
+			r.run(dir, nil, "openssl", "rsa", "-in", key, "-pubout", "-out", public)
+			sections[".pcrpkey"] = public
+			sections[".pcrsig"] = text("pcrsig", r.signPCR11(dir, key, public, sections))
+			names = append(names, ".pcrpkey", ".pcrsig")
 		}
 		// One after another after the stub's own sections, page by page.
 		next := r.endOfImage(efiStub)
 		var args []string
-		for _, s := range sections {
-			info, err := os.Stat(s.path)
+		for _, name := range names {
+			info, err := os.Stat(sections[name])
 			r.fatal(err, "UKI")
-			args = append(args, "--add-section", s.name+"="+s.path, "--change-section-vma", fmt.Sprintf("%s=%#x", s.name, next))
+			args = append(args, "--add-section", name+"="+sections[name],
+				"--change-section-vma", fmt.Sprintf("%s=%#x", name, next))
 			next = pageAlign(next + uint64(info.Size()))
 		}
 		unsigned := filepath.Join(dir, "unsigned.efi")
@@ -91,8 +111,6 @@ func (r *Rig) BuildUKI(u UKI) string {
 			r.fatal(os.Rename(unsigned, out), "UKI")
 			return
 		}
-		key := filepath.Join(dir, "key.pem")
-		r.run(dir, nil, "openssl", "rsa", "-in", snakeOilKey, "-passin", "pass:snakeoil", "-out", key)
 		r.run(dir, nil, "sbsign", "--key", key, "--cert", snakeOilCert, "--output", out, unsigned)
 	})
 }
@@ -116,9 +134,9 @@ func (r *Rig) endOfImage(path string) uint64 {
 }
 
 // files returns what the EFI system partition contains.
-func (u UKI) files(r *Rig) map[string]string {
+func (u UKI) files(r *Rig, later bool) map[string]string {
 	r.t.Helper()
-	files := map[string]string{"EFI/BOOT/BOOTX64.EFI": r.BuildUKI(u)}
+	files := map[string]string{"EFI/BOOT/BOOTX64.EFI": r.buildUKI(u, later)}
 	for name, content := range u.Credentials {
 		files["EFI/BOOT/BOOTX64.EFI.extra.d/"+name+".cred"] = r.text("credential", content)
 	}

@@ -37,7 +37,7 @@ type VM struct {
 	Metadata http.Handler
 	// ConfigDrive is a CD-ROM with the label config-2: path to content. Nil means none.
 	ConfigDrive map[string]string
-	// Volume is a second disk, of which the machine has a copy; "" means none.
+	// Volume is a second disk, which keeps what a machine writes; "" means none.
 	Volume string
 	// Cmdline is added to the kernel's command line.
 	Cmdline string
@@ -144,14 +144,14 @@ func (r *Rig) Boot(vm VM) *Node {
 			"-drive", "if=none,id=config,format=raw,readonly=on,file="+r.configDrive(n.path("config.iso"), vm.ConfigDrive))
 	}
 	if vm.Volume != "" {
-		args = append(args, "-drive", "if=none,id=volume,format=raw,snapshot=on,file="+vm.Volume,
+		args = append(args, "-drive", "if=none,id=volume,format=raw,cache=unsafe,file="+vm.Volume,
 			"-device", "virtio-blk-pci,drive=volume")
 	}
 	if vm.UKI != nil || vm.GRUB != nil {
 		vars := ovmf + "OVMF_VARS_4M.fd"
 		var files map[string]string
 		if vm.UKI != nil {
-			files = vm.UKI.files(r)
+			files = vm.UKI.files(r, vm.LaterBoot)
 			if vm.SecureBoot {
 				vars = ovmf + "OVMF_VARS_4M.snakeoil.fd"
 			}
