@@ -64,7 +64,7 @@ func (r *Rig) BootFiles(g GRUB) string {
 func (g GRUB) files(r *Rig, later bool, platform string) map[string]string {
 	r.t.Helper()
 	g.Initrd.Compress = true
-	kernel, _ := r.Kernel()
+	kernel, _ := r.Kernel(g.Initrd.System)
 	files := map[string]string{
 		"EFI/BOOT/BOOTX64.EFI": shim,
 		"EFI/BOOT/grubx64.efi": signedGRUB,

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
@@ -16,10 +15,11 @@ import (
 //go:embed all:guest
 var guestFiles embed.FS
 
-// ignitionModule is Debian's dracut module with its Ignition.
-const ignitionModule = "/usr/lib/dracut/modules.d/30ignition"
-
-const dracutTree = "/usr/lib/dracut"
+const (
+	dracutTree = "/usr/lib/dracut"
+	// ignitionModule is Debian's dracut module with its Ignition.
+	ignitionModule = dracutTree + "/modules.d/30ignition"
+)
 
 // Delivery defines how the agent is added to the initramfs.
 type Delivery int
@@ -36,10 +36,11 @@ const (
 // Initrd defines the content of an initramfs. The zero value has the agent as a dracut module and
 // Debian's Ignition.
 type Initrd struct {
-	Agent Delivery
+	System System
+	Agent  Delivery
 	// Newer uses the Ignition of testvm/ignition instead of Debian's 2.14.
 	Newer bool
-	// Sealed adds what seals and opens a volume of [Rig.NewVolume], and systemd-pcrphase.
+	// Sealed adds what seals and opens a volume of [Rig.NewVolume], and systemd-pcrphase. Debian12 only.
 	Sealed bool
 	// Extra is appended as a separate archive: path to content.
 	Extra map[string]string
@@ -48,29 +49,24 @@ type Initrd struct {
 	Compress bool
 }
 
-// dracutModules is the shortest list that starts a network and Ignition.
+// dracutModules is the shortest list that starts Ignition.
 const dracutModules = "bash systemd systemd-initrd dracut-systemd systemd-sysctl systemd-modules-load " +
 	"systemd-udevd systemd-tmpfiles systemd-journald systemd-sysusers base udev-rules rootfs-block fs-lib " +
-	"dbus dbus-daemon systemd-networkd network kernel-network-modules ignition shutdown kernel-modules " +
-	"qemu url-lib rig"
+	"dbus dbus-daemon network kernel-network-modules ignition shutdown kernel-modules qemu url-lib rig"
+
+// systemModules start the network, and are what the system's dracut adds without a request.
+var systemModules = map[System]string{
+	Debian12: " systemd-networkd",
+	Debian13: " network-manager systemd-pcrphase",
+}
+
+// rigModules are the rig's own modules, in guest/.
+var rigModules = []string{"98rig-sealed", "99rig"}
 
 const sealedModules, sealedDrivers = " rig-sealed", " dm_crypt xts"
 
 const dracutDrivers = "virtio_pci virtio_net virtio_blk virtio_rng qemu_fw_cfg efivarfs vfat " +
 	"nls_cp437 nls_ascii ext4 crc32c_generic overlay af_packet"
-
-// Kernel returns the newest installed cloud kernel and its version.
-func (r *Rig) Kernel() (path, version string) {
-	r.t.Helper()
-	found, err := filepath.Glob("/boot/vmlinuz-*-cloud-amd64")
-	r.fatal(err, "kernel")
-	if len(found) == 0 {
-		r.t.Fatalf("no /boot/vmlinuz-*-cloud-amd64\nhint: make deps (package linux-image-cloud-amd64)")
-	}
-	sort.Strings(found)
-	path = found[len(found)-1]
-	return path, strings.TrimPrefix(filepath.Base(path), "vmlinuz-")
-}
 
 // Agent builds the agent in its shipped form: static and stripped.
 func (r *Rig) Agent() string {
@@ -122,22 +118,25 @@ func (r *Rig) Build(i Initrd) string {
 
 func (r *Rig) buildBase(i Initrd) string {
 	r.t.Helper()
-	_, version := r.Kernel()
-	rigModule, err := fs.Sub(guestFiles, "guest/99rig")
-	r.fatal(err, "rig's module")
-	ignition := ignitionModule
-	if i.Newer {
-		ignition = r.newerIgnition()
-	}
-	modules, drivers := dracutModules, dracutDrivers
+	_, version := r.Kernel(i.System)
+	modules, drivers := dracutModules+systemModules[i.System], dracutDrivers
 	what := "initramfs with dracut and Ignition"
-	in := r.inputs("initrd").text(version, dracutModules, dracutDrivers).tree(rigModule).
-		file(filepath.Join(ignition, "ignition")).file("/usr/bin/dracut")
-	agentModule := filepath.Join(r.repo, "dracut", "90mcs-attest")
-	var agent string
+	in := r.inputs("initrd").text(version)
+	for _, name := range rigModules {
+		module, err := fs.Sub(guestFiles, "guest/"+name)
+		r.fatal(err, "rig's module")
+		in.tree(module)
+	}
+	if i.System == Debian13 {
+		in.file(filepath.Join(r.Debian13(), dpkgStatus))
+	} else {
+		in.file(filepath.Join(ignitionModule, "ignition")).file("/usr/bin/dracut")
+	}
+	if i.Newer {
+		in.file(filepath.Join(r.newerIgnition(), "ignition"))
+	}
 	if i.Agent == Module {
-		agent = r.Agent()
-		in.file(agent).tree(os.DirFS(agentModule))
+		in.file(r.Agent()).tree(os.DirFS(filepath.Join(r.repo, "dracut", "90mcs-attest")))
 		modules += " mcs-attest"
 		what = "initramfs with dracut, Ignition and the agent"
 	}
@@ -152,53 +151,82 @@ func (r *Rig) buildBase(i Initrd) string {
 	if i.Compress {
 		compress = "--compress=zstd -3 -q -T0"
 	}
-	in.text(modules, compress)
+	// dracut keeps an old image if it fails, and may succeed without a module that it could not
+	// install. So the file must be new.
+	args := []string{"--force", "--quiet", "--stdlog", "3", "--no-hostonly", "--no-hostonly-cmdline",
+		"--conf", "/dev/null", "--kver", version, "--reproducible", "--no-early-microcode", "--nofscks", compress,
+		"--modules", modules, "--omit", "qemu-net nfs iscsi lvm", "--drivers", drivers}
+	in.text(args...)
 	return r.cached("initrd", what, in, func(out string) {
-		base := r.dracutBase(ignition, agentModule, agent)
-		confdir := filepath.Join(base, "empty")
-		r.fatal(os.Mkdir(confdir, 0o755), "dracut")
-		// dracut keeps an old image if it fails, and may succeed without a module that it could not
-		// install. So the file must be new.
-		log := r.run(base, []string{"dracutbasedir=" + base}, "dracut", "--force", "--quiet", "--stdlog", "3",
-			"--no-hostonly", "--no-hostonly-cmdline", "--conf", "/dev/null", "--confdir", confdir,
-			"--kver", version, "--reproducible", "--no-early-microcode", "--nofscks", compress,
-			"--tmpdir", r.dir, "--modules", modules, "--omit", "qemu-net nfs iscsi lvm", "--drivers", drivers, out)
-		if strings.Contains(log, "cannot be found or installed") || strings.Contains(log, "can't be installed") {
+		var log string
+		if i.System == Debian13 {
+			log = r.dracutInDebian13(i, args, out)
+		} else {
+			base := r.dracutBase(i)
+			confdir := filepath.Join(base, "empty")
+			r.fatal(os.Mkdir(confdir, 0o755), "dracut")
+			log = r.run(base, []string{"dracutbasedir=" + base}, "dracut",
+				append(args, "--confdir", confdir, "--tmpdir", r.dir, out)...)
+		}
+		if strings.Contains(log, "' cannot be ") || strings.Contains(log, "can't be installed") {
 			r.t.Fatalf("dracut left a module out:\n%s", log)
 		}
 	})
 }
 
-// dracutBase creates a private dracut tree: links to the system's modules, with this project's
-// modules next to them, so that nothing is installed into /usr.
-func (r *Rig) dracutBase(ignition, agentModule, agent string) string {
+// dracutBase creates a private dracut tree: links to the system's modules, with the own modules next
+// to them, so that nothing is installed into /usr.
+func (r *Rig) dracutBase(i Initrd) string {
 	r.t.Helper()
 	base, err := os.MkdirTemp(r.dir, "dracut-")
 	r.fatal(err, "dracut tree")
 	modules := filepath.Join(base, "modules.d")
-	r.fatal(os.Mkdir(modules, 0o755), "dracut tree")
-	link := func(from, to, except string) {
-		entries, err := os.ReadDir(from)
+	r.writeModules(i, modules)
+	for _, folder := range []string{"", "modules.d"} {
+		entries, err := os.ReadDir(filepath.Join(dracutTree, folder))
 		r.fatal(err, "dracut tree")
 		for _, e := range entries {
-			if e.Name() != except {
-				r.fatal(os.Symlink(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())), "dracut tree")
+			to := filepath.Join(base, folder, e.Name())
+			if _, err := os.Lstat(to); err != nil {
+				r.fatal(os.Symlink(filepath.Join(dracutTree, folder, e.Name()), to), "dracut tree")
 			}
 		}
 	}
-	link(dracutTree, base, "modules.d")
-	link(filepath.Join(dracutTree, "modules.d"), modules, "30ignition")
-	r.fatal(os.Symlink(ignition, filepath.Join(modules, "30ignition")), "dracut tree")
-	for _, own := range []string{"98rig-sealed", "99rig"} {
-		r.writeGuest("guest/"+own, filepath.Join(modules, own))
-	}
-	if agent != "" {
-		to := filepath.Join(modules, "90mcs-attest")
-		r.fatal(os.Mkdir(to, 0o755), "dracut tree")
-		link(agentModule, to, "")
-		r.fatal(os.Symlink(agent, filepath.Join(to, "mcs-attest-agent")), "dracut tree")
-	}
 	return base
+}
+
+// dracutInDebian13 runs dracut where it is at home, and returns its log.
+func (r *Rig) dracutInDebian13(i Initrd, args []string, out string) string {
+	r.t.Helper()
+	dir, err := os.MkdirTemp(r.dir, "debian13-")
+	r.fatal(err, "dracut")
+	work := filepath.Join(dir, "work")
+	r.writeModules(i, filepath.Join(work, "modules.d"))
+	log := r.InDebian13(work, "for module in modules.d/*; do rm -rf "+dracutTree+"/$module; done\n"+
+		"cp -r modules.d "+dracutTree+"\nmkdir empty\n"+
+		"dracut '"+strings.Join(args, "' '")+"' --confdir empty out/initrd\n")
+	b, err := os.ReadFile(filepath.Join(work, "out", "initrd"))
+	r.fatal(err, "dracut")
+	r.fatal(os.WriteFile(out, b, 0o600), "dracut")
+	return log
+}
+
+// writeModules writes the dracut modules that are not the system's to a new folder.
+func (r *Rig) writeModules(i Initrd, to string) {
+	r.t.Helper()
+	for _, name := range rigModules {
+		r.writeGuest("guest/"+name, filepath.Join(to, name))
+	}
+	if i.Newer {
+		r.fatal(os.CopyFS(filepath.Join(to, "30ignition"), os.DirFS(r.newerIgnition())), "Ignition's module")
+	}
+	if i.Agent == Module {
+		module := filepath.Join(to, "90mcs-attest")
+		r.fatal(os.CopyFS(module, os.DirFS(filepath.Join(r.repo, "dracut", "90mcs-attest"))), "agent's module")
+		agent, err := os.ReadFile(r.Agent())
+		r.fatal(err, "agent's module")
+		r.fatal(os.WriteFile(filepath.Join(module, "mcs-attest-agent"), agent, 0o755), "agent's module")
+	}
 }
 
 // writeGuest copies embedded files. They have lost their modes, so a script is recognized by its

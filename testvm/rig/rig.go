@@ -15,10 +15,10 @@
 //	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 //	node.WantProvisioned()
 //
-// Results of slow builds (initramfs, root disk, unified kernel images, a newer Ignition) are stored
-// in ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of all inputs. Nothing is installed
-// into the system, nothing needs root, and nothing is written outside of the cache and the
-// artifacts folder.
+// Results of slow builds (initramfs, root disk, unified kernel images, a newer Ignition, a root file
+// system of Debian 13) are stored in ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of all
+// inputs. Nothing is installed into the system, nothing needs root, and nothing is written outside of
+// the cache and the artifacts folder.
 //
 // A failed test keeps its machines' serial logs, their journals and the verifier's log under
 // artifacts/<test>.
@@ -132,6 +132,7 @@ var tools = map[string]string{
 	"zstd":               "zstd",
 	"openssl":            "openssl",
 	"genisoimage":        "genisoimage",
+	"mmdebstrap":         "mmdebstrap",
 }
 
 func (r *Rig) needTools() {

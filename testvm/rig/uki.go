@@ -59,7 +59,8 @@ func (r *Rig) BuildUKI(u UKI) string { return r.buildUKI(u, false) }
 func (r *Rig) buildUKI(u UKI, later bool) string {
 	r.t.Helper()
 	u.Initrd.Compress = true
-	kernel, version := r.Kernel()
+	kernel, version := r.Kernel(u.Initrd.System)
+	stub := filepath.Join(r.root(u.Initrd.System), efiStub)
 	initrd := r.Build(u.Initrd)
 	line := firstBoot("")
 	if later {
@@ -68,7 +69,7 @@ func (r *Rig) buildUKI(u UKI, later bool) string {
 	if u.Cmdline != "" {
 		line += " " + u.Cmdline
 	}
-	in := r.inputs("uki").file(efiStub).file(kernel).file(initrd).text(line, fmt.Sprint(u.Unsigned, u.SignPCR11)).
+	in := r.inputs("uki").file(stub).file(kernel).file(initrd).text(line, fmt.Sprint(u.Unsigned, u.SignPCR11)).
 		file(snakeOilCert)
 	return r.cached("uki", "unified kernel image", in, func(out string) {
 		dir, err := os.MkdirTemp(r.dir, "uki-")
@@ -96,7 +97,7 @@ func (r *Rig) buildUKI(u UKI, later bool) string {
 			names = append(names, ".pcrpkey", ".pcrsig")
 		}
 		// One after another after the stub's own sections, page by page.
-		next := r.endOfImage(efiStub)
+		next := r.endOfImage(stub)
 		var args []string
 		for _, name := range names {
 			info, err := os.Stat(sections[name])
@@ -106,7 +107,7 @@ func (r *Rig) buildUKI(u UKI, later bool) string {
 			next = pageAlign(next + uint64(info.Size()))
 		}
 		unsigned := filepath.Join(dir, "unsigned.efi")
-		r.run(dir, nil, "objcopy", append(args, efiStub, unsigned)...)
+		r.run(dir, nil, "objcopy", append(args, stub, unsigned)...)
 		if u.Unsigned {
 			r.fatal(os.Rename(unsigned, out), "UKI")
 			return

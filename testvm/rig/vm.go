@@ -112,7 +112,7 @@ func (r *Rig) Boot(vm VM) *Node {
 		onLine: vm.OnLine, ended: make(chan struct{}), changed: make(chan struct{}),
 	}
 	r.fatal(os.Mkdir(n.dir, 0o755), "machine")
-	kernel, _ := r.Kernel()
+	kernel, _ := r.Kernel(vm.Initrd.System)
 	root := r.rootDisk(vm.Root, vm.Kubelet)
 	n.overlay = filepath.Join(n.dir, "root.qcow2")
 	r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", root, "-F", "raw", n.overlay)
