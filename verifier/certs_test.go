@@ -26,7 +26,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 )
 
 // A verifier in a cluster whose operator renews nothing: it says what an
@@ -36,7 +35,7 @@ func TestCertificatesInACluster(t *testing.T) {
 	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
 	rs.cluster.Kubectl(t, "apply", "-f", filepath.Join("..", "deploy", "components", "certificates", "rbac.yaml"))
-	pointerText, err := setup.PointerConfig(testOrigin, "worker", rs.ca)
+	pointerText, err := pointer.New(testOrigin, "worker", rs.ca)
 	if err != nil {
 		t.Fatal(err)
 	}

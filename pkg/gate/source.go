@@ -44,6 +44,9 @@ func NewRendered(raw []byte) (*Rendered, error) {
 	return &Rendered{raw: raw, length: strconv.Itoa(len(raw)), version: v}, nil
 }
 
+// Bytes returns the config's text, which the caller must not modify.
+func (c *Rendered) Bytes() []byte { return c.raw }
+
 // As returns the config if the client accepts its version, or else a denial. A client that
 // names no version, such as curl, receives it unchanged.
 func (c *Rendered) As(accept specversion.Accept) (*Rendered, error) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -35,7 +36,9 @@ type Backend interface {
 	Live() Live
 	// Configs serves the backend's own configs: the whole ones, or the parts for machines that are not
 	// approved. It returns nil if there are none.
-	Configs(preApproved bool) http.Handler
+	Configs(preApproved bool) *gate.Source
+	// Authorities returns the CAs that pointer configs name, in PEM. The error is temporary.
+	Authorities() ([]byte, error)
 	// UpstreamRoots returns a function that returns the current CAs of the upstream.
 	UpstreamRoots() (func() *x509.CertPool, error)
 	// Credentials returns the source of the machines' own bootstrap credentials, or nil if configs keep

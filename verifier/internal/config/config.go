@@ -75,6 +75,9 @@ type Config struct {
 	// Kubernetes makes the API server of a cluster the source of Machines, policies and keys, and the
 	// store of the records. If absent, the folder is both.
 	Kubernetes *Kubernetes `yaml:"kubernetes,omitempty"`
+	// Agents makes the gate serve the agent for boot images that do not have it. The pre-approved
+	// configs of pools with stage: RealRoot carry it.
+	Agents *Agents `yaml:"agents,omitempty"`
 	// ProvisioningToken configures the shared secret.
 	ProvisioningToken ProvisioningToken `yaml:"provisioningToken,omitempty"`
 	// AWS, GCP, Azure and VSphere configure the clouds of the machines, and the access to their APIs.
@@ -194,6 +197,9 @@ func (c *Config) complete(base string) error {
 	}
 	if c.MetricsCertificate != "" && !filepath.IsAbs(c.MetricsCertificate) {
 		c.MetricsCertificate = filepath.Join(base, c.MetricsCertificate)
+	}
+	if c.Agents != nil {
+		c.Agents.complete(base)
 	}
 	if c.UpstreamCA == "" {
 		c.UpstreamCA = c.Path("tls", "ca.crt")

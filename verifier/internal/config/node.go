@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/url"
 	"path"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -22,6 +24,26 @@ type Render struct {
 	// KubeconfigConfigMap has the API server's address and CA for the kubeconfigs in configs that are
 	// rendered from a cluster. Default "openshift-machine-config-operator/kubeconfig-data".
 	KubeconfigConfigMap string `yaml:"kubeconfigConfigMap,omitempty"`
+}
+
+// Agents configures the agents for boot images that do not have one.
+type Agents struct {
+	// Folder has the files mcs-attest-agent-ARCH, ARCH as in Go. The gate serves them to any client.
+	// Default "/usr/share/mcs-attest/agents", where the verifier's image has them.
+	Folder string `yaml:"folder,omitempty"`
+	// Architectures are those of the machines. Each machine downloads the agents of all of them.
+	// Default: the verifier's own.
+	Architectures []string `yaml:"architectures,omitempty"`
+}
+
+func (a *Agents) complete(base string) {
+	a.Folder = cmp.Or(a.Folder, "/usr/share/mcs-attest/agents")
+	if !filepath.IsAbs(a.Folder) {
+		a.Folder = filepath.Join(base, a.Folder)
+	}
+	if len(a.Architectures) == 0 {
+		a.Architectures = []string{runtime.GOARCH}
+	}
 }
 
 // CredentialKind is a kind of bootstrap credential.

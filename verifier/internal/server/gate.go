@@ -31,7 +31,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 	}
 	c := gate.Config{
 		Upstream:     upstream,
-		PreApproved:  s.Configs(true),
+		PreApproved:  s.preApproved(),
 		Provisioning: shared,
 		Policy:       s.poolPolicy,
 		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: token.Audience},

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/agents"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
@@ -31,6 +33,7 @@ type Server struct {
 	*backend.Parts
 	backend.Backend
 
+	agents        *agents.Files  // nil if the configuration names no folder
 	upstreamProbe *upstreamProbe // nil if there is no upstream
 	stopProbe     context.CancelFunc
 }
@@ -48,13 +51,16 @@ func (s *Server) Close() error {
 	if s.stopProbe != nil {
 		s.stopProbe()
 	}
-	return errors.Join(s.Clouds.Close(), s.Backend.Close())
+	return errors.Join(s.closeAgents(), s.Clouds.Close(), s.Backend.Close())
 }
 
 // Handler routes the requests of nodes: the attestation API, and the gate for all other paths.
 func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	upstream, err := s.upstream(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.openAgents(); err != nil {
 		return nil, err
 	}
 	svc := &service.Service{
@@ -84,6 +90,10 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		}
 		if answer, ok := door.Answer(s.SealKeys, s.Now, r); ok {
 			answer(w, r)
+			return
+		}
+		if s.agents != nil && strings.HasPrefix(r.URL.Path, firstboot.URLPath) {
+			s.agents.ServeHTTP(w, r)
 			return
 		}
 		gate.ServeHTTP(w, r)

@@ -186,6 +186,11 @@ func (b *Backend) UpstreamRoots() (func() *x509.CertPool, error) {
 	return func() *x509.CertPool { return roots }, nil
 }
 
+// Authorities implements backend.Backend. It reads the file that the commands 'certs' renew.
+func (b *Backend) Authorities() ([]byte, error) {
+	return os.ReadFile(b.parts.Config.Path("tls", "ca.crt"))
+}
+
 // Checks implements backend.Backend.
 func (b *Backend) Checks() []string { return []string{"provisioning token", "folder"} }
 
@@ -303,9 +308,9 @@ type configs struct {
 // Data/machineconfigs. The pre-approved config of a pool is configs/POOL.pre-approved.ign; the
 // administrator is responsible for its content. If a file exists but cannot be used, nothing else is
 // served instead.
-func (b *Backend) Configs(preApproved bool) http.Handler {
+func (b *Backend) Configs(preApproved bool) *gate.Source {
 	written := b.written()
-	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+	return &gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		file := pool
 		if preApproved {
 			file += ".pre-approved"

@@ -177,8 +177,9 @@ func (r *release) layer(entries []entry, mediaType types.MediaType) (v1.Layer, e
 }
 
 // verifierLayer is all that the static verifier needs.
+// It has the agents of all architectures, which it serves to boot images without the agent.
 func (r *release) verifierLayer(_ context.Context, arch string) ([]entry, error) {
-	return []entry{
+	all := []entry{
 		{name: "etc/", mode: 0o755},
 		{name: "etc/passwd", mode: 0o644, content: []byte("root:x:0:0:root:/:/sbin/nologin\n" +
 			"nonroot:x:65532:65532:nonroot:/:/sbin/nologin\n")},
@@ -191,7 +192,15 @@ func (r *release) verifierLayer(_ context.Context, arch string) ([]entry, error)
 		{name: "usr/", mode: 0o755},
 		{name: "usr/bin/", mode: 0o755},
 		{name: "usr/bin/" + verifier, mode: 0o755, from: r.binary(verifier, arch)},
-	}, nil
+		{name: "usr/share/", mode: 0o755},
+		{name: "usr/share/mcs-attest/", mode: 0o755},
+		{name: "usr/share/mcs-attest/agents/", mode: 0o755},
+	}
+	for _, machine := range r.architectures {
+		all = append(all, entry{name: "usr/share/mcs-attest/agents/" + agent + "-" + machine, mode: 0o644,
+			from: r.binary(agent, machine)})
+	}
+	return all, nil
 }
 
 // authorities are Mozilla's, as the Go project publishes them: the same on every build machine. Those

@@ -121,6 +121,10 @@ func TestImages_TheVerifierRunsInItsOwn(t *testing.T) {
 	if !strings.Contains(string(read(t, filepath.Join(root, "etc/passwd"))), ":65532:65532:") {
 		t.Error("the user has no entry in /etc/passwd")
 	}
+	if info, err := os.Stat(filepath.Join(root, "usr/share/mcs-attest/agents", agent+"-"+runtime.GOARCH)); err != nil ||
+		info.Size() < 1<<20 {
+		t.Errorf("the agent that the gate serves: %v", err)
+	}
 	pool, rest := x509.NewCertPool(), read(t, filepath.Join(root, "etc/ssl/certs/ca-certificates.crt"))
 	if !pool.AppendCertsFromPEM(rest) {
 		t.Fatal("no CA")

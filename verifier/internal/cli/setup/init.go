@@ -5,7 +5,6 @@ package setup
 import (
 	"cmp"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,9 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/vincent-petithory/dataurl"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -238,11 +237,11 @@ func (w folderWriter) samples(o InitOptions) error {
 		return fmt.Errorf("read CA: %w", err)
 	}
 	for _, pool := range o.Pools {
-		pointer, err := PointerConfig(o.Origins[0], pool, ca)
+		config, err := pointer.New(o.Origins[0], pool, ca)
 		if err != nil {
 			return err
 		}
-		if err := w.write("pointers/"+pool+".ign", 0o644, pointer, "pointer config: the machines' user-data"); err != nil {
+		if err := w.write("pointers/"+pool+".ign", 0o644, config, "pointer config: the machines' user-data"); err != nil {
 			return err
 		}
 		if o.Upstream == "" {
@@ -299,31 +298,3 @@ const sampleConfig = `{
   }]}
 }
 `
-
-// PointerConfig is what the machine-config-operator and openshift-install write.
-func PointerConfig(origin, pool string, ca []byte) ([]byte, error) {
-	type source struct {
-		Source string `json:"source"`
-	}
-	var p struct {
-		Ignition struct {
-			Version string `json:"version"`
-			Config  struct {
-				Merge []source `json:"merge"`
-			} `json:"config"`
-			Security struct {
-				TLS struct {
-					CertificateAuthorities []source `json:"certificateAuthorities"`
-				} `json:"tls"`
-			} `json:"security"`
-		} `json:"ignition"`
-	}
-	p.Ignition.Version = "3.2.0"
-	p.Ignition.Config.Merge = []source{{origin + "/config/" + pool}}
-	p.Ignition.Security.TLS.CertificateAuthorities = []source{{dataurl.New(ca, "text/plain", "charset", "utf-8").String()}}
-	raw, err := json.MarshalIndent(p, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("encode pointer config: %w", err)
-	}
-	return append(raw, '\n'), nil
-}

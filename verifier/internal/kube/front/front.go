@@ -131,17 +131,20 @@ func (b *Front) Live() backend.Live {
 }
 
 // Configs implements backend.Backend. It serves the configs that are rendered from MachineConfigs.
-func (b *Front) Configs(preApproved bool) http.Handler {
+func (b *Front) Configs(preApproved bool) *gate.Source {
 	if b.configs == nil {
 		return nil
 	}
-	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+	return &gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		return b.stored.Config(pool, preApproved, accept)
 	}}
 }
 
 // UpstreamRoots implements backend.Backend.
 func (b *Front) UpstreamRoots() (func() *x509.CertPool, error) { return b.inventory.UpstreamCAs, nil }
+
+// Authorities implements backend.Backend.
+func (b *Front) Authorities() ([]byte, error) { return b.inventory.Authorities() }
 
 // Credentials implements backend.Backend.
 func (b *Front) Credentials() backend.Credentials {

@@ -4,10 +4,8 @@ package inventory
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -59,8 +57,8 @@ type Secrets struct {
 
 	mu           sync.Mutex
 	keyIDs       map[string]bool // every key that was ever read
-	ca           *x509.CertPool  // nil if there is no good one
-	legacyCA     *x509.CertPool
+	ca           *authorities    // nil if there is no good one
+	legacyCA     *authorities
 	tokens       provisioning.View
 	tokenVersion uint64                          // of the Secret of tokens; 0 if there is none
 	pools        map[types.NamespacedName]string // of the pointer configs, by user-data Secret
@@ -287,36 +285,6 @@ func (s *Secrets) putServing(o *sources.Object) []manifest.Problem {
 
 // ServingCertificate returns the serving certificate, or nil before it was read.
 func (s *Secrets) ServingCertificate() *tls.Certificate { return s.cert.Load() }
-
-func (s *Secrets) putCA(at **x509.CertPool, name string) func(*sources.Object) []manifest.Problem {
-	return func(o *sources.Object) []manifest.Problem {
-		m, _ := o.Value.(configMap)
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM([]byte(m.data[name])) {
-			return problem(fmt.Errorf("data.%s has no certificate", name))
-		}
-		s.mu.Lock()
-		*at = roots
-		s.mu.Unlock()
-		s.o.Changed()
-		return nil
-	}
-}
-
-func (s *Secrets) dropCA(at **x509.CertPool) func() {
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		*at = nil
-	}
-}
-
-// UpstreamCAs returns the CAs for the upstream's certificate, or nil if there are none.
-func (s *Secrets) UpstreamCAs() *x509.CertPool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return cmp.Or(s.ca, s.legacyCA)
-}
 
 // putToken receives the Secret of the provisioning token, as it was read in an epoch.
 func (s *Secrets) putToken(epoch uint32, o *sources.Object) []manifest.Problem {

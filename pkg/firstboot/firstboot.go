@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package firstboot has what the verifier and the agent share about boot images without the agent:
+// paths, and the config that carries the agent into the real root.
+//
+// The verifier serves the pre-approved config inside a [Config] of its own. Ignition merges the
+// two. The outer one has four additions, none of which is secret:
+//
+//   - the agent, which Ignition downloads from the gate and checks by its SHA-256, one file for each
+//     architecture;
+//   - the pointer config to which the agent attests;
+//   - the [StateFile] with the content [PreApproved];
+//   - the unit mcs-attest-firstboot.service.
+//
+// After its attestation the agent gives Ignition the whole config inside [Whole]. That one replaces
+// the content of the StateFile. So Ignition itself records which config it has applied.
+package firstboot
+
+import (
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+const (
+	// Dir has the files of this package on the machine.
+	Dir = "/etc/mcs-attest/firstboot"
+	// PointerFile is the pointer config in Dir.
+	PointerFile = "pointer.ign"
+	// StateFile says in Dir which config Ignition has applied.
+	StateFile = "config"
+	// UnitName is the name of the unit.
+	UnitName = "mcs-attest-firstboot.service"
+	// AgentPath is the path of the agent without the architecture. SELinux lets units run programs
+	// in this folder, and it is writable on CoreOS.
+	AgentPath = "/usr/local/bin/mcs-attest-agent-"
+	// URLPath is the path of the agents at the gate, before the SHA-256 in hexadecimal.
+	URLPath = "/agent/"
+)
+
+// The contents of the StateFile.
+const (
+	PreApproved = "pre-approved\n"
+	WholeConfig = "whole\n"
+)
+
+// Architectures has systemd's names, which units have as %a, by Go's names.
+var Architectures = map[string]string{
+	"amd64": "x86-64", "arm64": "arm64", "ppc64le": "ppc64-le", "s390x": "s390x",
+}
+
+//go:embed mcs-attest-firstboot.service
+var unit string
+
+// Unit returns the unit's text.
+func Unit() string { return unit }
+
+// Carried is what a pre-approved config carries.
+type Carried struct {
+	// Origin is the gate's, https://host:port.
+	Origin string
+	// Agents has the SHA-256 of each agent, in hexadecimal, by Go's name of its architecture.
+	Agents map[string]string
+	// Pointer is the pointer config to which the agent attests.
+	Pointer []byte
+}
+
+// Version is the specification of the configs of this package. 3.1 is the first one that checks
+// files by SHA-256. They are merged with configs of any version that the machine's Ignition reads.
+const Version = "3.1.0"
+
+type ignitionConfig struct {
+	Ignition struct {
+		Version string `json:"version"`
+		Config  struct {
+			Merge []resource `json:"merge"`
+		} `json:"config"`
+	} `json:"ignition"`
+	Storage struct {
+		Files []file `json:"files"`
+	} `json:"storage"`
+	Systemd struct {
+		Units []systemdUnit `json:"units,omitempty"`
+	} `json:"systemd,omitzero"`
+}
+
+type resource struct {
+	Source       string       `json:"source"`
+	Verification verification `json:"verification,omitzero"`
+}
+
+type verification struct {
+	Hash string `json:"hash,omitempty"`
+}
+
+type file struct {
+	Path      string   `json:"path"`
+	Overwrite bool     `json:"overwrite"`
+	Mode      int      `json:"mode"`
+	Contents  resource `json:"contents"`
+}
+
+type systemdUnit struct {
+	Name     string `json:"name"`
+	Enabled  bool   `json:"enabled"`
+	Contents string `json:"contents"`
+}
+
+// Config returns the config that carries the agent and merges the pre-approved config.
+func Config(preApproved []byte, c Carried) ([]byte, error) {
+	if len(preApproved) == 0 || len(c.Agents) == 0 || len(c.Pointer) == 0 || c.Origin == "" {
+		return nil, errors.New("the config, the agents, the pointer config and the origin are all required")
+	}
+	out := merging(preApproved)
+	for _, arch := range slices.Sorted(maps.Keys(c.Agents)) {
+		name, ok := Architectures[arch]
+		if !ok {
+			return nil, fmt.Errorf("architecture %q is unknown", arch)
+		}
+		out.Storage.Files = append(out.Storage.Files, file{Path: AgentPath + name, Overwrite: true, Mode: 0o755,
+			Contents: resource{c.Origin + URLPath + c.Agents[arch], verification{"sha256-" + c.Agents[arch]}}})
+	}
+	out.Storage.Files = append(out.Storage.Files,
+		file{Path: Dir + "/" + PointerFile, Overwrite: true, Mode: 0o644, Contents: data(c.Pointer)},
+		state(PreApproved))
+	out.Systemd.Units = []systemdUnit{{UnitName, true, unit}}
+	return json.Marshal(out)
+}
+
+// Whole returns the config that merges the whole one and records that Ignition has applied it.
+func Whole(config []byte) ([]byte, error) {
+	if len(config) == 0 {
+		return nil, errors.New("the config is empty")
+	}
+	out := merging(config)
+	out.Storage.Files = []file{state(WholeConfig)}
+	return json.Marshal(out)
+}
+
+func merging(config []byte) *ignitionConfig {
+	var out ignitionConfig
+	out.Ignition.Version = Version
+	out.Ignition.Config.Merge = []resource{data(config)}
+	return &out
+}
+
+func state(content string) file {
+	return file{Path: Dir + "/" + StateFile, Overwrite: true, Mode: 0o644, Contents: data([]byte(content))}
+}
+
+func data(content []byte) resource {
+	return resource{Source: "data:;base64," + base64.StdEncoding.EncodeToString(content)}
+}

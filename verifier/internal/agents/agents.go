@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agents serves the agent's binaries, for boot images that do not have the agent. Every
+// client may have them, because they are public.
+//
+// The path of a file is its SHA-256. So a client receives what it asked for, or 404, and any cache
+// may store the answer. A request costs one read of an open file: it writes and logs nothing, and
+// calls no other server. Each source and all sources together have a limit; above it, the answer is
+// 503, after which Ignition tries again.
+package agents
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+)
+
+const (
+	// prefix is that of the files' names; the architecture in Go's notation follows.
+	prefix = "mcs-attest-agent-"
+	// maxSize is the maximum size of a file in bytes.
+	maxSize = 64 << 20
+	// concurrent is the maximum number of answers at a time.
+	concurrent = 64
+)
+
+// Files are the agents of a folder. They are opened once: a file that changes later is not noticed,
+// and Ignition then rejects it by its hash.
+type Files struct {
+	// Admit limits the requests of a source. If nil, all are admitted.
+	Admit func(*http.Request) bool
+
+	hashes map[string]string // by architecture
+	files  map[string]opened // by hash
+	slots  chan struct{}
+}
+
+type opened struct {
+	*os.File
+	size int64
+}
+
+// Open opens the files mcs-attest-agent-ARCH of a folder.
+func Open(dir string) (*Files, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the agents: %w", err)
+	}
+	f := &Files{hashes: map[string]string{}, files: map[string]opened{}, slots: make(chan struct{}, concurrent)}
+	for _, e := range entries {
+		arch, ok := strings.CutPrefix(e.Name(), prefix)
+		if _, known := firstboot.Architectures[arch]; !ok || !known {
+			continue
+		}
+		if err := f.add(filepath.Join(dir, e.Name()), arch); err != nil {
+			return nil, errors.Join(fmt.Errorf("open the agents: %w", err), f.Close())
+		}
+	}
+	if len(f.files) == 0 {
+		return nil, fmt.Errorf("open the agents: %s has no file %sARCH, such as %samd64", dir, prefix, prefix)
+	}
+	return f, nil
+}
+
+func (f *Files) add(path, arch string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	hash := sha256.New()
+	size, err := io.Copy(hash, io.LimitReader(file, maxSize+1))
+	info, wrong := file.Stat()
+	switch {
+	case errors.Join(err, wrong) != nil:
+	case !info.Mode().IsRegular() || size == 0 || size > maxSize:
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it is no file of 1 to %d bytes", maxSize)}
+	default:
+		sum := hex.EncodeToString(hash.Sum(nil))
+		if old, ok := f.files[sum]; ok {
+			err = old.Close()
+		}
+		f.hashes[arch], f.files[sum] = sum, opened{file, size}
+		return err
+	}
+	return errors.Join(err, wrong, file.Close())
+}
+
+// Hashes returns the SHA-256 of the agents of these architectures, in hexadecimal.
+func (f *Files) Hashes(architectures ...string) (map[string]string, error) {
+	all := map[string]string{}
+	for _, arch := range architectures {
+		sum, ok := f.hashes[arch]
+		if !ok {
+			return nil, fmt.Errorf("there is no agent %s%s; there are those of %s", prefix, arch,
+				strings.Join(slices.Sorted(maps.Keys(f.hashes)), ", "))
+		}
+		all[arch] = sum
+	}
+	return all, nil
+}
+
+// Close closes the files.
+func (f *Files) Close() error {
+	var errs []error
+	for _, file := range f.files {
+		errs = append(errs, file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// ServeHTTP implements http.Handler for the paths below [firstboot.URLPath].
+func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		h.Set("Allow", "GET, HEAD")
+		empty(w, http.StatusMethodNotAllowed)
+		return
+	}
+	sum, ok := strings.CutPrefix(r.URL.Path, firstboot.URLPath)
+	file, exists := f.files[sum]
+	if !ok || !exists {
+		empty(w, http.StatusNotFound)
+		return
+	}
+	admitted := f.Admit == nil || f.Admit(r)
+	if admitted {
+		select {
+		case f.slots <- struct{}{}:
+			defer func() { <-f.slots }()
+		default:
+			admitted = false
+		}
+	}
+	if !admitted {
+		h.Set("Retry-After", "5")
+		empty(w, http.StatusServiceUnavailable)
+		return
+	}
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Cache-Control", "public, max-age=31536000, immutable")
+	h.Set("ETag", `"`+sum+`"`)
+	http.ServeContent(w, r, "", time.Time{}, io.NewSectionReader(file, 0, file.size))
+}
+
+func empty(w http.ResponseWriter, status int) {
+	w.Header().Set("Content-Length", "0")
+	w.WriteHeader(status)
+}

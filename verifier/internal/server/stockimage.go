@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"golang.org/x/time/rate"
+
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/agents"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+)
+
+// The rates at which the agents are served: per second and source, and in total. An agent has about
+// 11 MB. Above the rate the answer is 503, after which Ignition tries again.
+const (
+	agentsPerSource      = 1
+	agentsPerSourceBurst = 20
+	agentsInAll          = 20
+	agentsInAllBurst     = 200
+)
+
+// openAgents opens the folder of the agents, if the configuration names one.
+func (s *Server) openAgents() error {
+	if s.Config.Agents == nil {
+		return nil
+	}
+	files, err := agents.Open(s.Config.Agents.Folder)
+	if err != nil {
+		return hint.New(err, "set agents.folder to a folder with the files mcs-attest-agent-ARCH")
+	}
+	if _, err := files.Hashes(s.Config.Agents.Architectures...); err != nil {
+		return errors.Join(fmt.Errorf("agents.architectures: %w", err), files.Close())
+	}
+	bySource := listen.NewLimiterWithBurst(agentsPerSource, agentsPerSourceBurst)
+	all := rate.NewLimiter(agentsInAll, agentsInAllBurst)
+	files.Admit = func(r *http.Request) bool {
+		now := s.Now()
+		return bySource.Allow(now, s.source(r)) && all.AllowN(now, 1)
+	}
+	s.agents = files
+	return nil
+}
+
+func (s *Server) closeAgents() error {
+	if s.agents == nil {
+		return nil
+	}
+	return s.agents.Close()
+}
+
+// preApproved serves the pre-approved configs. For a pool that accepts an attestation in the real
+// root, the config carries the agent. It returns nil if there are no such configs.
+func (s *Server) preApproved() http.Handler {
+	configs := s.Configs(true)
+	if configs == nil {
+		return nil
+	}
+	if s.agents == nil {
+		return configs
+	}
+	var cache carried
+	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+		plain, err := configs.Config(pool, accept)
+		if err != nil {
+			return nil, err
+		}
+		policy, err := s.View().Policies.For(pool)
+		if err != nil {
+			return nil, err
+		}
+		// A client below that version cannot check the agent's hash, and gets the config without it.
+		if !policy.RealRoot || !accept.Accepts(carryingVersion) {
+			return plain, nil
+		}
+		authorities, err := s.Authorities()
+		if err != nil {
+			return nil, reason.Wrap(reason.ConfigUnavailable, err, "read the CA of the agent's pointer config")
+		}
+		return cache.get(carriedKey{pool, plain}, authorities, func() (*gate.Rendered, error) {
+			return s.carry(pool, plain, authorities)
+		})
+	}}
+}
+
+// carryingVersion is [firstboot.Version].
+var carryingVersion = specversion.Version{Major: 3, Minor: 1}
+
+func (s *Server) carry(pool string, plain *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
+	hashes, err := s.agents.Hashes(s.Config.Agents.Architectures...)
+	if err != nil {
+		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", pool)
+	}
+	own, err := pointer.New(s.Config.Issuer(), pool, authorities)
+	if err != nil {
+		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", pool)
+	}
+	raw, err := firstboot.Config(plain.Bytes(), firstboot.Carried{
+		Origin: s.Config.Issuer(), Agents: hashes, Pointer: own,
+	})
+	if err != nil {
+		return nil, reason.Wrap(reason.ConfigUnavailable, err, "add the agent to the pre-approved config of pool %s", pool)
+	}
+	return gate.NewRendered(raw)
+}
+
+// carried caches configs with the agent, so that a request makes none. The zero value is ready.
+type carried struct {
+	mu   sync.Mutex
+	ring [32]struct {
+		key         carriedKey
+		authorities []byte
+		config      *gate.Rendered
+	}
+	next int
+}
+
+// carriedKey names a config without the agent.
+type carriedKey struct {
+	pool  string
+	plain *gate.Rendered
+}
+
+func (c *carried) get(key carriedKey, authorities []byte, make func() (*gate.Rendered, error)) (*gate.Rendered, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.ring {
+		if e := &c.ring[i]; e.key == key && bytes.Equal(e.authorities, authorities) {
+			return e.config, nil
+		}
+	}
+	config, err := make()
+	if err != nil {
+		return nil, err
+	}
+	e := &c.ring[c.next]
+	e.key, e.authorities, e.config = key, authorities, config
+	c.next = (c.next + 1) % len(c.ring)
+	return config, nil
+}
