@@ -57,7 +57,7 @@ func onEvent(e *eventlog.Event, expected, seen string) *Finding {
 
 // quoted formats text from the log.
 func quoted(s string) string {
-	const most = 64
+	const most = 160 // the path of a deployed kernel has 140
 	if len(s) > most {
 		return fmt.Sprintf("%.*q...", most, s)
 	}

@@ -6,8 +6,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/sha512"
-	"debug/pe"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -23,19 +21,26 @@ import (
 // maxBootFile limits a file that is read into memory: a loader or a configuration.
 const maxBootFile = 64 << 20
 
+// Limits on an image.
+const (
+	maxScripts = 256     // configurations, environments and entries
+	maxPaths   = 1 << 14 // files of all kinds
+)
+
 // FromBootFiles computes the reference values of an image that boots with shim and GRUB, one document
-// for each entry of its configuration that loads a kernel, also for recovery entries. The
+// for each entry of its configuration that loads a kernel and an initramfs, also for recovery entries. The
 // file system has the files of the EFI system partition and of the boot partition, in one tree or in the
 // folders in which they are mounted.
 //
 //   - The applications are EFI/*/shim*.efi (and BOOT*.EFI), EFI/*/grub*.efi, and the kernel.
-//   - The files are each grub.cfg. The kernel and its initramfs archives are loaded after them.
-//   - The commands are those of each grub.cfg, and of the configuration inside of GRUB.
+//   - The files are each grub.cfg, the entries of the Boot Loader Specification that blscfg reads, and
+//     other files that a command reads. The kernel and its initramfs archives are loaded after them.
+//   - The commands are those of each grub.cfg, of the configuration inside of GRUB, and of the entry.
 //   - The MOK lists are those of a machine without keys of its own: shim's vendor certificate.
 //
 // Versions of one loader in several folders are alternatives.
 func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
-	s := &bootFiles{files: files}
+	s := &bootFiles{files: files, done: map[grub.File]bool{}, known: map[string]bool{}}
 	if err := fs.WalkDir(files, ".", s.visit); err != nil {
 		return nil, err
 	}
@@ -44,21 +49,18 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 		return nil, errors.New("no shim: expected EFI/*/shimx64.efi or EFI/BOOT/BOOTX64.EFI")
 	case len(s.grub) == 0:
 		return nil, errors.New("no GRUB: expected EFI/*/grubx64.efi")
-	case s.entries:
-		return nil, errors.New("loader/entries: entries of the Boot Loader Specification are not supported yet")
 	}
-	boot, err := grub.Read(s.scripts...)
+	boot, err := s.boot()
 	if err != nil {
 		return nil, err
 	}
+	boot.Entries = slices.DeleteFunc(boot.Entries, func(e grub.Entry) bool { return len(e.Initrds) == 0 })
 	if len(boot.Entries) == 0 {
-		return nil, errors.New("no grub.cfg loads a kernel")
+		return nil, errors.New("no grub.cfg and no entry loads a kernel with an initramfs")
 	}
+	s.nameAlternatives()
 	var out []ReferenceValues
 	for i, entry := range boot.Entries {
-		if len(entry.Initrds) == 0 {
-			return nil, fmt.Errorf("grub.cfg loads %q without an initramfs", entry.Kernel)
-		}
 		r := ReferenceValues{APIVersion: APIVersion, Kind: Kind, Metadata: Metadata{Name: name}, MOK: s.mok}
 		if len(boot.Entries) > 1 {
 			r.Metadata.Name = fmt.Sprintf("%s-%d", name, i+1)
@@ -68,7 +70,9 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 		if err := s.kernel(&r, entry); err != nil {
 			return nil, err
 		}
-		for _, c := range boot.Commands {
+		commands := slices.Concat(boot.Commands, entry.Commands)
+		slices.Sort(commands)
+		for _, c := range slices.Compact(commands) {
 			r.Commands = append(r.Commands, Words(c))
 		}
 		for _, c := range entry.CommandLines {
@@ -85,33 +89,156 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 // bootFiles is what a boot partition contains.
 type bootFiles struct {
 	files               fs.FS
+	paths               []string           // of all regular files
+	done                map[grub.File]bool // paths that are compared with all files
+	known               map[string]bool    // files that are in configs
 	shim, grub, configs []Component
 	mok                 []Component
 	scripts             []grub.Script
-	entries             bool // of the Boot Loader Specification
+}
+
+// ownReads are files that GRUB reads without a command: lists of its modules when it starts, and
+// translations and fonts for its menu.
+var ownReads = []grub.File{
+	{Path: "*/*-efi/*.lst", Format: grub.Data},
+	{Path: "*/locale/*.mo", Format: grub.Data},
+	{Path: "*/fonts/*.pf2", Format: grub.Data},
+}
+
+// boot returns what GRUB can measure. A file that a command reads can have commands, too.
+func (s *bootFiles) boot() (*grub.Boot, error) {
+	for {
+		boot, err := grub.Read(s.scripts...)
+		if err != nil {
+			return nil, err
+		}
+		before := len(s.configs)
+		for _, f := range slices.Concat(boot.Files, ownReads) {
+			if err := s.add(f); err != nil {
+				return nil, err
+			}
+		}
+		if len(s.configs) == before {
+			return boot, nil
+		}
+	}
+}
+
+// add adds the files of a path that GRUB reads. Such a file is optional, because the command can be in a
+// condition. Only the entries are always read.
+func (s *bootFiles) add(f grub.File) error {
+	if s.done[f] {
+		return nil
+	}
+	s.done[f] = true
+	pattern := strings.TrimPrefix(strings.TrimPrefix(withoutDevice(f.Path), "*"), "/")
+	segments := strings.Count(pattern, "/")
+	inBoot := strings.TrimPrefix(pattern, "boot/")
+	for _, p := range s.paths {
+		ok, err := path.Match(pattern, lastSegments(p, segments))
+		if err != nil {
+			return fmt.Errorf("path %q: %w", f.Path, err)
+		}
+		if ok = ok || p == inBoot; !ok || s.known[p] {
+			continue
+		}
+		if err := s.script(p, f.Format, f.Format != grub.LoaderEntry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutDevice returns a path of GRUB without its device, which is unknown here.
+func withoutDevice(p string) string {
+	if _, after, ok := strings.Cut(p, ")"); ok && strings.HasPrefix(p, "(") {
+		return after
+	}
+	return p
+}
+
+// lastSegments returns the end of a path, from the nth slash from the right.
+func lastSegments(p string, n int) string {
+	at := len(p)
+	for ; n >= 0 && at >= 0; n-- {
+		at = strings.LastIndexByte(p[:at], '/')
+	}
+	return p[at+1:]
+}
+
+// nameAlternatives gives one name to the configurations in the folders of the EFI system partition. GRUB
+// reads one of them.
+func (s *bootFiles) nameAlternatives() {
+	var inEFI []*Component
+	for i := range s.configs {
+		c := &s.configs[i]
+		dir, base := path.Split(strings.ToLower(c.Name))
+		if base == "grub.cfg" && path.Base(path.Dir(path.Dir(dir))) == "efi" {
+			inEFI = append(inEFI, c)
+		}
+	}
+	if len(inEFI) > 1 {
+		for _, c := range inEFI {
+			c.Name = path.Join(path.Dir(path.Dir(c.Name)), "*", path.Base(c.Name))
+		}
+	}
+}
+
+// script adds one file that GRUB reads before the kernel.
+func (s *bootFiles) script(p string, format grub.Format, optional bool) error {
+	text, err := s.read(p)
+	if err != nil {
+		return err
+	}
+	s.known[p] = true
+	s.configs = append(s.configs, Component{Name: "/" + p, Digests: digestsOf(text), Optional: optional})
+	if format == grub.Data {
+		return nil
+	}
+	s.scripts = append(s.scripts, grub.Script{Name: p, Text: string(text), Format: format})
+	if len(s.scripts) > maxScripts {
+		return fmt.Errorf("%s: GRUB reads more than %d configurations and entries", p, maxScripts)
+	}
+	return nil
 }
 
 // visit adds one file.
 func (s *bootFiles) visit(p string, d fs.DirEntry, err error) error {
-	if err != nil || !d.Type().IsRegular() {
+	if err != nil {
 		return err
 	}
 	dir, base := path.Split(strings.ToLower(p))
+	if d.Type()&fs.ModeSymlink != 0 && base == "loader" { // OSTree's link to loader.0 or loader.1
+		return s.linked(p)
+	}
+	if !d.Type().IsRegular() {
+		return nil
+	}
+	if s.paths = append(s.paths, p); len(s.paths) > maxPaths {
+		return fmt.Errorf("the image has more than %d files. Give the folder that it mounts at /boot", maxPaths)
+	}
 	inEFI := path.Base(path.Dir(path.Dir(dir))) == "efi"
 	switch {
-	case strings.HasSuffix(dir, "loader/entries/") && strings.HasSuffix(base, ".conf"):
-		s.entries = true
 	case base == "grub.cfg":
-		text, err := s.read(p)
-		if err != nil {
-			return err
-		}
-		s.scripts = append(s.scripts, grub.Script{Name: p, Text: string(text)})
-		s.configs = append(s.configs, Component{"/" + p, digestsOf(text)})
+		return s.script(p, grub.Config, false)
 	case inEFI && strings.HasSuffix(base, ".efi") && (strings.HasPrefix(base, "shim") || strings.HasPrefix(base, "boot")):
 		return s.loadShim(p)
 	case inEFI && strings.HasSuffix(base, ".efi") && strings.HasPrefix(base, "grub"):
 		return s.loadGRUB(p)
+	}
+	return nil
+}
+
+// linked adds the entries in a folder to which a link inside of the image leads.
+func (s *bootFiles) linked(p string) error {
+	entries, err := fs.ReadDir(s.files, path.Join(p, "entries"))
+	if err != nil {
+		return fmt.Errorf("the link %s: %w", p, err)
+	}
+	for _, e := range entries {
+		if e.Type().IsRegular() {
+			s.paths = append(s.paths, path.Join(p, "entries", e.Name()))
+		}
 	}
 	return nil
 }
@@ -161,23 +288,21 @@ func (s *bootFiles) kernel(r *ReferenceValues, entry grub.Entry) error {
 	if err := add(&r.Applications, "kernel", image); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	r.Loads = append(r.Loads, Component{name, digestsOf(image)})
+	r.Loads = append(r.Loads, Component{Name: name, Digests: digestsOf(image)})
 	for _, p := range entry.Initrds {
 		name, d, err := s.digest(p)
 		if err != nil {
 			return err
 		}
-		r.Loads = append(r.Loads, Component{name, d})
+		r.Loads = append(r.Loads, Component{Name: name, Digests: d})
 	}
 	return nil
 }
 
 // locate returns the file for a path of GRUB, whose device is unknown here.
 func (s *bootFiles) locate(p string) (string, error) {
-	if _, after, ok := strings.Cut(p, ")"); ok && strings.HasPrefix(p, "(") {
-		p = after
-	}
-	for _, pattern := range []string{strings.TrimPrefix(p, "/"), "boot/" + strings.TrimPrefix(p, "/")} {
+	p = strings.TrimPrefix(withoutDevice(p), "/")
+	for _, pattern := range []string{p, "boot/" + p, strings.TrimPrefix(p, "boot/")} {
 		found, err := fs.Glob(s.files, pattern)
 		if err != nil {
 			return "", fmt.Errorf("path %q: %w", p, err)
@@ -186,14 +311,14 @@ func (s *bootFiles) locate(p string) (string, error) {
 		case 0:
 		case 1:
 			if info, err := fs.Stat(s.files, found[0]); err != nil || !info.Mode().IsRegular() {
-				return "", fmt.Errorf("path %q in grub.cfg: %s is not a regular file inside of the folder", p, found[0])
+				return "", fmt.Errorf("path %q of an entry: %s is not a regular file inside of the folder", p, found[0])
 			}
 			return found[0], nil
 		default:
-			return "", fmt.Errorf("path %q in grub.cfg stands for %d files", p, len(found))
+			return "", fmt.Errorf("path %q of an entry stands for %d files", p, len(found))
 		}
 	}
-	return "", fmt.Errorf("grub.cfg loads %q, which does not exist", p)
+	return "", fmt.Errorf("an entry loads %q, which does not exist", p)
 }
 
 func (s *bootFiles) find(p string) (name string, content []byte, err error) {
@@ -242,7 +367,7 @@ func add(list *[]Component, name string, image []byte) error {
 	if err != nil {
 		return err
 	}
-	c := Component{name, Digests{SHA256: d.SHA256, SHA384: d.SHA384}}
+	c := Component{Name: name, Digests: Digests{SHA256: d.SHA256, SHA384: d.SHA384}}
 	if !slices.ContainsFunc(*list, func(have Component) bool { return have.same(c.Digests) }) {
 		*list = append(*list, c)
 	}
@@ -254,54 +379,4 @@ func (d Digests) same(other Digests) bool { return bytes.Equal(d.SHA256, other.S
 func digestsOf(b []byte) Digests {
 	h256, h384 := sha256.Sum256(b), sha512.Sum384(b)
 	return Digests{SHA256: h256[:], SHA384: h384[:]}
-}
-
-// Types of EFI_SIGNATURE_LIST (UEFI 2.10, 32.4.1).
-var certX509 = guid{0xa1, 0x59, 0xc0, 0xa5, 0xe4, 0x94, 0xa7, 0x4a, 0x87, 0xb5, 0xab, 0x15, 0x5c, 0x2b, 0xf0, 0x72}
-
-// vendorLists returns what shim measures into PCR 14 on a machine without machine owner keys (shim,
-// mok.c): MokList with the vendor's certificate, MokListX with the vendor's revocations, and
-// MokListTrusted, which is 01.
-func vendorLists(shim []byte) ([]Component, error) {
-	f, err := pe.NewFile(bytes.NewReader(shim))
-	if err != nil {
-		return nil, err
-	}
-	section := f.Section(".vendor_cert")
-	if section == nil {
-		return nil, errors.New("not shim: no section .vendor_cert")
-	}
-	table, err := section.Data()
-	if err != nil || len(table) < 16 {
-		return nil, errors.New("section .vendor_cert is truncated")
-	}
-	field := func(size, offset int) ([]byte, error) {
-		n, at := uint64(binary.LittleEndian.Uint32(table[size:])), uint64(binary.LittleEndian.Uint32(table[offset:]))
-		if at+n > uint64(len(table)) {
-			return nil, errors.New("section .vendor_cert is inconsistent")
-		}
-		return table[at : at+n], nil
-	}
-	cert, err := field(0, 8)
-	if err != nil {
-		return nil, err
-	}
-	revoked, err := field(4, 12)
-	if err != nil {
-		return nil, err
-	}
-	if bytes.HasPrefix(cert, certX509[:]) { // a list already
-		return mokLists(cert, revoked), nil
-	}
-	list := append([]byte(nil), certX509[:]...)
-	list = binary.LittleEndian.AppendUint32(list, uint32(28+16+len(cert)))
-	list = binary.LittleEndian.AppendUint32(list, 0)
-	list = binary.LittleEndian.AppendUint32(list, uint32(16+len(cert)))
-	return mokLists(append(append(list, shimLock[:]...), cert...), revoked), nil
-}
-
-func mokLists(trusted, revoked []byte) []Component {
-	return []Component{
-		{"MokList", digestsOf(trusted)}, {"MokListX", digestsOf(revoked)}, {"MokListTrusted", digestsOf([]byte{1})},
-	}
 }

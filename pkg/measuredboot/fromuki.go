@@ -27,7 +27,7 @@ func FromUKI(name string, r io.ReaderAt, size int64) (*ReferenceValues, error) {
 		Stub:       "systemd-stub " + m.Stub,
 	}
 	component := func(name string, d uki.Digests) Component {
-		return Component{name, Digests{SHA256: d.SHA256, SHA384: d.SHA384}}
+		return Component{Name: name, Digests: Digests{SHA256: d.SHA256, SHA384: d.SHA384}}
 	}
 	for _, s := range m.Sections {
 		refs.Sections = append(refs.Sections, component(s.Name, s.Digests))

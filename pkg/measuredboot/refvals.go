@@ -78,6 +78,9 @@ type Metadata struct {
 type Component struct {
 	Name    string `json:"name"`
 	Digests `json:",inline"`
+
+	// Optional is for files that GRUB reads only under a condition.
+	Optional bool `json:"optional,omitempty"`
 }
 
 // PCRValue is the value of a PCR at a phase of the boot.
@@ -172,6 +175,9 @@ func (r *ReferenceValues) Validate() error {
 		for i, c := range list {
 			if c.Name == "" {
 				return fmt.Errorf("%s[%d]: no name", field, i)
+			}
+			if c.Optional && field != "files" {
+				return fmt.Errorf("%s[%d]: only files can be optional", field, i)
 			}
 			if err := c.validate(field, i); err != nil {
 				return err

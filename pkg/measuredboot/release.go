@@ -20,24 +20,26 @@ func release(b *boot) *Finding {
 		return onPCR(4, "the images of the reference values", "no reference values")
 	}
 	var closest *Finding
+	most := -1
 	for _, r := range b.images {
-		f := b.matches(r)
+		f, n := b.matches(r)
 		if f == nil {
 			b.result.Image = r.Metadata.Name
 			return nil
 		}
-		if closest == nil || f.Index > closest.Index {
-			closest = f
+		if n > most {
+			closest, most = f, n
 		}
 	}
 	return closest
 }
 
-// matches compares every event of PCRs 4, 8, 9 and 14 with one document.
-func (b *boot) matches(r *ReferenceValues) *Finding {
+// matches compares every event of PCRs 4, 8, 9 and 14 with one document. It also returns the number of
+// events before the finding.
+func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 	ofUKI := len(r.PCR11) > 0
 	if !ofUKI && (len(r.CommandLines) == 0 || len(r.Loads) == 0) {
-		return onPCR(8, "a command line and loads in "+r.Metadata.Name, "none, so the document is not for profile release")
+		return onPCR(8, "a command line and loads in "+r.Metadata.Name, "none, so the document is not for profile release"), 0
 	}
 	images := &componentList{what: "an image", known: r.Applications}
 	if ofUKI {
@@ -64,9 +66,10 @@ func (b *boot) matches(r *ReferenceValues) *Finding {
 			f = owners.admit(b.bank, e, r)
 		}
 		if f != nil {
-			return f
+			return f, i
 		}
 	}
+	all := len(b.log.Events)
 	absent := func(pcr int, l *componentList) *Finding {
 		if name := l.missing(); name != "" {
 			return onPCR(pcr, fmt.Sprintf("%s of %s, %s", l.what, r.Metadata.Name, quoted(name)), "none")
@@ -74,12 +77,13 @@ func (b *boot) matches(r *ReferenceValues) *Finding {
 		return nil
 	}
 	if f := cmp.Or(absent(4, images), absent(14, owners)); f != nil || ofUKI {
-		return f
+		return f, all
 	}
 	if n := b.count(9); n < len(r.Loads) {
-		return onPCR(9, fmt.Sprintf("the %d files that %s loads", len(r.Loads), r.Metadata.Name), fmt.Sprintf("%d files", n))
+		return onPCR(9, fmt.Sprintf("the %d files that %s loads", len(r.Loads), r.Metadata.Name),
+			fmt.Sprintf("%d files", n)), all
 	}
-	return cmp.Or(absent(9, &files.componentList), script.end())
+	return cmp.Or(absent(9, &files.componentList), script.end()), all
 }
 
 // count returns the number of events of a PCR.
@@ -117,7 +121,7 @@ func (l *componentList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues
 
 func (l *componentList) missing() string {
 	for _, c := range l.known {
-		if !l.seen[c.Name] {
+		if !l.seen[c.Name] && !c.Optional {
 			return c.Name
 		}
 	}
@@ -262,7 +266,7 @@ func (w Words) common(text string) int {
 // first position, and the last part at the end.
 func matchWord(pattern, word string) bool {
 	parts := strings.Split(pattern, "*")
-	if len(parts) == 1 {
+	if len(parts) == 1 || pattern == word {
 		return pattern == word
 	}
 	first, last := parts[0], parts[len(parts)-1]

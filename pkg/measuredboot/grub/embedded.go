@@ -51,7 +51,7 @@ func Embedded(r io.ReaderAt) ([]Script, error) {
 		switch kind {
 		case objectConfig:
 			text, _, _ := strings.Cut(string(content), "\x00")
-			out = append(out, Script{"the embedded configuration", text})
+			out = append(out, Script{Name: "the embedded configuration", Text: text})
 		case objectMemdisk:
 			scripts, err := memdisk(content)
 			if err != nil {
@@ -122,7 +122,7 @@ func memdisk(disk []byte) ([]Script, error) {
 			content = append(content, disk[at:at+perCluster*sector]...)
 		}
 		name := strings.TrimRight(string(e[:8]), " ") + ".CFG"
-		out = append(out, Script{"(memdisk)/" + strings.ToLower(name), string(content[:size])})
+		out = append(out, Script{Name: "(memdisk)/" + strings.ToLower(name), Text: string(content[:size])})
 	}
 	return out, nil
 }

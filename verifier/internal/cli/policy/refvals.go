@@ -27,15 +27,15 @@ reference values accepts only this image.
 
 --boot reads the files of an image that boots with shim and GRUB: the folder that is
 mounted at /boot. The EFI system partition is in its folder efi, or in the same folder. The
-output has a document for each entry of grub.cfg that loads a kernel. It is for the profile release. The
-profile secure-boot needs no reference values for such an image, because its PCR 11
-stays zero.`,
+output has a document for each entry that loads a kernel and an initramfs: of grub.cfg,
+and of loader/entries. It is for the profile release. The profile secure-boot needs no
+reference values for such an image, because its PCR 11 stays zero.`,
 		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml
   mcs-attest-verifier refvals --boot /mnt/image/boot --name debian-12 > reference-values/debian-12.yaml`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&uki, "uki", "", "unified kernel image to read")
-	cmd.Flags().StringVar(&boot, "boot", "", "folder to read, with shim, GRUB, grub.cfg, kernel and initramfs")
+	cmd.Flags().StringVar(&boot, "boot", "", "folder to read, with shim, GRUB, its configuration, kernel and initramfs")
 	cmd.Flags().StringVar(&name, "name", "", "name of the document, by which a policy can select it")
 	cmd.MarkFlagsOneRequired("uki", "boot")
 	cmd.MarkFlagsMutuallyExclusive("uki", "boot")

@@ -45,19 +45,24 @@ func TestRead_Commands(t *testing.T) {
 		"an escape": {"echo a\\ b\\$c", []string{"echo a b$c"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Read(Script{"grub.cfg", c.script})
+			got, err := Read(Script{Name: "grub.cfg", Text: c.script})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(got.Commands, c.want) {
-				t.Errorf("got\n%q, expected\n%q", got.Commands, c.want)
+			commands := got.Commands
+			for _, e := range got.Entries {
+				commands = append(commands, e.Commands...)
+			}
+			slices.Sort(commands)
+			if !slices.Equal(commands, c.want) {
+				t.Errorf("got\n%q, expected\n%q", commands, c.want)
 			}
 		})
 	}
 }
 
 func TestRead_EntriesOfAMenu(t *testing.T) {
-	got, err := Read(Script{"grub.cfg", `set first=""
+	got, err := Read(Script{Name: "grub.cfg", Text: `set first=""
 if [ -f /flag ]; then set first="ignition.firstboot=1"; fi
 menuentry new { linux ($root)/new/vmlinuz ro $first
 initrd /ucode /new/initrd }
@@ -67,9 +72,19 @@ initrd /old/initrd }`})
 		t.Fatal(err)
 	}
 	want := []Entry{
-		{"(*)/new/vmlinuz", []string{"(*)/new/vmlinuz ro", "(*)/new/vmlinuz ro ignition.firstboot=1"},
-			[]string{"/ucode", "/new/initrd"}},
-		{"/old/vmlinuz", []string{"/old/vmlinuz ro"}, []string{"/old/initrd"}},
+		{
+			Kernel:       "(*)/new/vmlinuz",
+			CommandLines: []string{"(*)/new/vmlinuz ro", "(*)/new/vmlinuz ro ignition.firstboot=1"},
+			Initrds:      []string{"/ucode", "/new/initrd"},
+			Commands: []string{"linux (*)/new/vmlinuz ro", "linux (*)/new/vmlinuz ro ignition.firstboot=1",
+				"initrd /ucode /new/initrd"},
+		},
+		{
+			Kernel:       "/old/vmlinuz",
+			CommandLines: []string{"/old/vmlinuz ro"},
+			Initrds:      []string{"/old/initrd"},
+			Commands:     []string{"linux /old/vmlinuz ro", "initrd /old/initrd"},
+		},
 	}
 	if !reflect.DeepEqual(got.Entries, want) {
 		t.Errorf("got %q, expected %q", got.Entries, want)
@@ -82,12 +97,13 @@ func TestRead_DeniesWhatDoesNotEnd(t *testing.T) {
 		strings.Repeat("set x=1\nset x=2\n", 1) + "linux /k" + strings.Repeat(" $x", 7),
 		"set x=1\nset x=2\necho " + strings.Repeat("$x", 7), "initrd /i",
 	} {
-		if _, err := Read(Script{"grub.cfg", script}); err == nil {
+		if _, err := Read(Script{Name: "grub.cfg", Text: script}); err == nil {
 			t.Errorf("%q was read", script)
 		}
 	}
 	for _, script := range []string{"echo 'a", "echo \"a", "menuentry a {\n boot", "menuentry a { ${b"} {
-		if _, err := Read(Script{"grub.cfg", script}); err == nil || !strings.HasPrefix(err.Error(), "grub.cfg: ") {
+		_, err := Read(Script{Name: "grub.cfg", Text: script})
+		if err == nil || !strings.HasPrefix(err.Error(), "grub.cfg, line 1: ") {
 			t.Errorf("%q: %v", script, err)
 		}
 	}
@@ -96,7 +112,7 @@ func TestRead_DeniesWhatDoesNotEnd(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	f.Add("set a=1\nif [ $a ]; then\nmenuentry 'b' { linux /k ${a} }\nfi")
 	f.Fuzz(func(t *testing.T, script string) {
-		boot, err := Read(Script{"grub.cfg", script})
+		boot, err := Read(Script{Name: "grub.cfg", Text: script})
 		if err == nil && !slices.IsSorted(boot.Commands) {
 			t.Errorf("%q", boot.Commands)
 		}
