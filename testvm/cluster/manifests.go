@@ -29,7 +29,7 @@ var standardCRDs = map[string][]string{
 	},
 	"github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests": {
 		"0000_80_machine-config_01_machineconfigs.crd.yaml",
-		"0000_80_machine-config_01_machineconfigpools-Default.crd.yaml",
+		"0000_80_machine-config_01_machineconfigpools-SelfManagedHA.crd.yaml",
 		"0000_80_machine-config_01_controllerconfigs-Default.crd.yaml",
 	},
 	"github.com/openshift/api/security/v1/zz_generated.crd-manifests": {
