@@ -169,6 +169,25 @@ func TestRestore_IsDetected(t *testing.T) {
 	}
 }
 
+// A source without events of its own lists again, before any probe. The others had seen later revisions.
+func TestRestore_IsDetectedByTheRevisionOfAllKinds(t *testing.T) {
+	c := unconnected(t)
+	w := c.watching(t, machineAPIKind, "m")
+	w.list(t, 10, object(1, 9, nil))
+	c.watching(t, policyKind, "").list(t, 30)
+	w.list(t, 20, object(1, 9, nil), object(2, 8, nil))
+	if c.guard.Epoch() != 1 || len(c.registry.UIDs()) != 1 {
+		t.Errorf("%d restores, Machines %v", c.guard.Epoch(), c.registry.UIDs())
+	}
+	// Built-in resources may be in another etcd.
+	c = unconnected(t)
+	c.watching(t, policyKind, "").list(t, 30)
+	c.watching(t, nodeKind, "").list(t, 20)
+	if c.guard.Epoch() != 0 {
+		t.Error("the revision of another etcd is a restore")
+	}
+}
+
 func TestRestore_VoidsTheKeys(t *testing.T) {
 	c := unconnected(t)
 	pair, err := keys.Pair{}.Rotate(time.Now(), 0)

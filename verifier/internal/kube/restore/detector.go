@@ -67,6 +67,16 @@ func (d *Detector) Observe(epoch uint32, revision uint64) {
 	}
 }
 
+// Highest returns the highest revision that was observed in an epoch.
+func (d *Detector) Highest(epoch uint32) uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.epoch.Load() != epoch {
+		return 0
+	}
+	return d.highest
+}
+
 // Probe reads the current revision of the API.
 func (d *Detector) Probe(ctx context.Context) error {
 	d.probing.Lock()

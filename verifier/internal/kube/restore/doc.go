@@ -10,8 +10,8 @@
 //   - A [Guard] takes one [Memory] of what is in force at that time. All keys of that time are void.
 //   - Until an administrator acknowledges the restore, the guard returns the stricter of the memory and
 //     the API's state. This applies to policies and anchors, Machines, enrollments, grants, and the
-//     provisioning token. An object that is not in the memory, and is older than the detection, was
-//     deleted after the backup. It is not accepted.
+//     provisioning token. An object that is not in the memory, and may be as old as the backup,
+//     was deleted after it. It is not accepted.
 //   - A [Reconciler] repairs what the backup lost: it sets quarantines, joins and used grants in the
 //     records again, and then requests new keys. It also repairs what a front removes from a record later.
 //     It runs in every replica of the controller process, leader or not. A front only holds.

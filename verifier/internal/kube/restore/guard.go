@@ -97,12 +97,6 @@ type Guard struct {
 	rereading bool
 }
 
-// notice is a detected restore that is not acknowledged.
-type notice struct {
-	at  time.Time
-	why string
-}
-
 // New returns a guard without restores.
 func New(o Options) *Guard {
 	g := &Guard{o: o, void: map[string]bool{}, repaired: true, rekeyed: true, trigger: &kube.Trigger{
@@ -152,7 +146,7 @@ func (g *Guard) hold(at, current time.Time, why string) {
 		}
 	}
 	g.memory = &m
-	g.restores = append(g.restores, notice{at, why})
+	g.restores = append(g.restores, newNotice(at, current, why))
 	g.withheld = map[string]bool{}
 	// The map may be in use, so it is cloned.
 	latches := maps.Clone(m.Latches)
@@ -219,7 +213,7 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 		g.mu.Unlock()
 		return
 	}
-	g.restores = slices.DeleteFunc(g.restores, func(n notice) bool { return !n.at.After(at) })
+	g.restores = slices.DeleteFunc(g.restores, func(n notice) bool { return n.acknowledged(at) })
 	if g.memory == nil || len(g.restores) > 0 {
 		g.mu.Unlock()
 		return
@@ -271,11 +265,10 @@ func (g *Guard) Machine(m machine.Machine) (machine.Machine, bool) {
 	return m, g.isNew(m.UID, m.Created)
 }
 
-// isNew reports whether an object that is not in the memory was created after the detection. The caller
-// holds the lock.
+// isNew reports whether an object that is not in the memory is newer than the backup. The caller holds
+// the lock.
 func (g *Guard) isNew(uid string, created time.Time) bool {
-	// Times of creation have no fractions of a second.
-	if !created.Before(g.restores[len(g.restores)-1].at.Truncate(time.Second)) {
+	if !g.restores[len(g.restores)-1].contains(created) {
 		return true
 	}
 	g.withheld[uid] = true

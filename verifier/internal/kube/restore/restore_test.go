@@ -255,6 +255,53 @@ func TestGuard_LateNoticeAcceptsTheNewKeys(t *testing.T) {
 	}
 }
 
+// The machine-api-controller creates Machines as soon as the API returns. A process that was cut off detects the
+// restore later, perhaps after an administrator has acknowledged it.
+func TestGuard_LateNoticeAcceptsWhatIsNewerThanTheBackup(t *testing.T) {
+	late := func() *process {
+		p := newProcess()
+		p.memory.Machines, p.memory.Enrollments = map[string]rule.Known{}, map[string]v1alpha1.MachineAttestationSpec{}
+		p.Observe(0, 10)
+		p.now = noon.Add(time.Hour)
+		p.Restored(0, "test")
+		return p
+	}
+	for name, test := range map[string]struct {
+		created time.Time
+		want    bool
+	}{
+		"in the backup":                                {noon.Add(-time.Second), false},
+		"younger than clocks are apart":                {noon.Add(keys.ClockSkew - time.Second), false},
+		"created while the process was cut off":        {noon.Add(keys.ClockSkew), true},
+		"created immediately before the late notice":   {noon.Add(time.Hour - time.Second), true},
+		"without a time of creation":                   {time.Time{}, false},
+		"created after the notice, as for every other": {noon.Add(time.Hour), true},
+	} {
+		p := late()
+		if _, ok := p.Machine(machine.Machine{UID: "u", Created: test.created}); ok != test.want {
+			t.Errorf("Machine %s: accepted %v", name, ok)
+		}
+	}
+	for at, want := range map[time.Duration]bool{
+		-time.Second: false, keys.ClockSkew - time.Second: false, keys.ClockSkew: true, 30 * time.Minute: true,
+	} {
+		p := late()
+		p.acknowledge(noon.Add(at))
+		if p.Unacknowledged() == want {
+			t.Errorf("acknowledged %s after the inventory was last current: counts %v", at, !want)
+		}
+	}
+	// The restore was detected immediately: the clocks may differ by more than the outage.
+	p := newProcess()
+	p.memory.Machines = map[string]rule.Known{}
+	p.Observe(0, 10)
+	p.now = noon.Add(10 * time.Second)
+	p.Restored(0, "test")
+	if _, ok := p.Machine(machine.Machine{UID: "u", Created: noon.Add(9 * time.Second)}); ok {
+		t.Error("a Machine that may be older than the backup is accepted")
+	}
+}
+
 func TestReconciler_KeepsWhatItMayNotWrite(t *testing.T) {
 	p := newProcess()
 	p.memory.Latches = map[string]rule.Latch{"u": {Joined: true}, "v": {Joined: true}}

@@ -28,6 +28,8 @@ import (
 // Revisions decides what a restore of etcd means. Each detected restore begins an epoch.
 type Revisions interface {
 	Epoch() uint32
+	// Highest returns the highest revision that was observed in an epoch.
+	Highest(epoch uint32) uint64
 	// Observe receives the revision of a list or an event.
 	Observe(epoch uint32, revision uint64)
 	// Probe reads the API's current revision before a watch continues.

@@ -121,6 +121,15 @@ func (c *consumer) drop(name types.NamespacedName) {
 
 func (c *consumer) Epoch() uint32 { return c.epoch.Load() }
 
+func (c *consumer) Highest(epoch uint32) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if epoch != c.epoch.Load() {
+		return 0
+	}
+	return c.highest
+}
+
 func (c *consumer) Observe(epoch uint32, revision uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -54,7 +54,7 @@ type Source struct {
 	known       map[types.NamespacedName]seen
 	round       uint32 // of the last list
 	applied     uint32 // the epoch of the objects in known
-	highest     uint64 // the highest resourceVersion in the epoch
+	highest     uint64 // in the epoch; a list with a lower resourceVersion is from before
 	current     uint32 // the epoch of the current watch
 	watch       uint32 // counts watches
 	synced      bool
@@ -94,13 +94,18 @@ func (s *Source) Epoch() uint32 {
 }
 
 // StartWatch starts a watch in an epoch and returns its number. State from an earlier epoch is not compared with what
-// the new watch returns.
+// the new watch returns. The list of a custom resource is not older than any revision that was observed before.
 func (s *Source) StartWatch(epoch uint32) (watch uint32) {
+	var observed uint64
+	if s.Group != "" { // built-in resources may be in another etcd
+		observed = s.runner.o.Revisions.Highest(epoch)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current != epoch {
 		s.current, s.highest = epoch, 0
 	}
+	s.highest = max(s.highest, observed)
 	s.watch++
 	return s.watch
 }
