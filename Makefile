@@ -74,6 +74,11 @@ vulncheck: tools ## known vulnerabilities in both programs; it needs vuln.go.dev
 bench: ## ratios against named peers, in one run
 	@.ci/bench
 
+PAIRS ?= 5
+.PHONY: bench-boot
+bench-boot: deps ## what the agent adds to a first boot: PAIRS=5 boots of each kind
+	@go test -run '^$$' -bench FirstBoot -benchtime $(PAIRS)x -timeout 60m ./testvm/scenarios/accepted
+
 .PHONY: image
 image: build ## the agent for an existing initramfs: appended cpio, and a tarball with "make install"
 	@dracut/image.sh $(BIN)/mcs-attest-agent $(BIN)

@@ -16,9 +16,15 @@ func TestEnrolledMachineIsProvisioned(t *testing.T) {
 	v := r.Verifier(rig.VerifierConfig{})
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Extra: r.WatchMemory()}})
 	node.WantProvisioned()
 
+	// The agent shares the memory of the initramfs with Ignition, also on small machines.
+	if got := node.AgentMemory(); got > 16<<20 {
+		t.Errorf("the agent used %d bytes of memory", got)
+	} else {
+		t.Logf("the agent's largest resident set has %d bytes", got)
+	}
 	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
 		t.Errorf("the disk holds %q", got)
 	}
