@@ -12,22 +12,18 @@ import (
 	"strings"
 )
 
-// rootDisk creates the root file system without mounts and without root. It has busybox, an init
-// that reports, and the files that Ignition needs (accounts, os-release, an SELinux configuration
-// that disables SELinux; /etc/machine-id must be absent). With a kubelet it has the kubelet and
-// another init.
-func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
+const busybox = "/bin/busybox"
+
+// rootFiles returns what each root file system has: an init that reports, and the files that
+// Ignition needs (accounts, os-release, an SELinux configuration that disables SELinux;
+// /etc/machine-id must be absent).
+func (r *Rig) rootFiles() map[string]string {
 	r.t.Helper()
-	busybox := "/bin/busybox"
-	initFile, programs := "guest/init", map[string]string{}
-	if kubelet != nil {
-		initFile, programs = "guest/kubelet-init", kubelet.programs()
-	}
-	init, err := guestFiles.ReadFile(initFile)
+	init, err := guestFiles.ReadFile("guest/init")
 	r.fatal(err, "guest init")
 	script, err := guestFiles.ReadFile("guest/99rig/rig-look")
 	r.fatal(err, "guest files")
-	files := map[string]string{
+	return map[string]string{
 		"sbin/init":          string(init),
 		"bin/rig-look":       string(script),
 		"etc/os-release":     "ID=rig\nNAME=rig\nVERSION_ID=1\n",
@@ -35,6 +31,31 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 		"etc/group":          "root:x:0:\n",
 		"etc/shadow":         "root:*:19000:0:99999:7:::\n",
 		"etc/selinux/config": "SELINUX=disabled\nSELINUXTYPE=none\n",
+	}
+}
+
+// installBusybox writes busybox and its commands to a folder.
+func (r *Rig) installBusybox(bin string) {
+	r.t.Helper()
+	b, err := os.ReadFile(busybox)
+	r.fatal(err, "busybox")
+	r.fatal(os.MkdirAll(bin, 0o755), "busybox")
+	r.fatal(os.WriteFile(filepath.Join(bin, "busybox"), b, 0o755), "busybox")
+	for _, applet := range []string{"sh", "cat", "grep", "find", "sync", "poweroff", "sleep", "ls", "head", "mkdir"} {
+		r.fatal(os.Symlink("busybox", filepath.Join(bin, applet)), "busybox")
+	}
+}
+
+// rootDisk creates the root file system without mounts and without root. With a kubelet it has the
+// kubelet and another init.
+func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
+	r.t.Helper()
+	files, programs := r.rootFiles(), map[string]string{}
+	if kubelet != nil {
+		init, err := guestFiles.ReadFile("guest/kubelet-init")
+		r.fatal(err, "guest init")
+		files["sbin/init"] = string(init)
+		programs = kubelet.programs()
 	}
 	size := 16 << 20
 	for name, content := range extra {
@@ -66,17 +87,8 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 			"usr/lib"} {
 			r.fatal(os.MkdirAll(filepath.Join(tree, d), 0o755), "root disk")
 		}
-		b, err := os.ReadFile(busybox)
-		r.fatal(err, "root disk")
-		r.fatal(os.WriteFile(filepath.Join(tree, "bin/busybox"), b, 0o755), "root disk")
-		for _, applet := range []string{"sh", "cat", "grep", "find", "sync", "poweroff", "sleep", "ls", "head", "mkdir"} {
-			r.fatal(os.Symlink("busybox", filepath.Join(tree, "bin", applet)), "root disk")
-		}
-		for _, name := range names {
-			path := filepath.Join(tree, name)
-			r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "root disk")
-			r.fatal(os.WriteFile(path, []byte(files[name]), scriptMode([]byte(files[name]))), "root disk")
-		}
+		r.installBusybox(filepath.Join(tree, "bin"))
+		r.writeFiles(files, tree)
 		for name, program := range programs {
 			b, err := os.ReadFile(program)
 			r.fatal(err, "root disk")

@@ -58,10 +58,11 @@ const dracutModules = "bash systemd systemd-initrd dracut-systemd systemd-sysctl
 var systemModules = map[System]string{
 	Debian12: " systemd-networkd",
 	Debian13: " network-manager systemd-pcrphase",
+	CoreOS:   " network-manager systemd-pcrphase ostree coreos",
 }
 
 // rigModules are the rig's own modules, in guest/.
-var rigModules = []string{"98rig-sealed", "99rig"}
+var rigModules = []string{"98rig-sealed", "99coreos", "99rig"}
 
 const sealedModules, sealedDrivers = " rig-sealed", " dm_crypt xts"
 
@@ -102,10 +103,16 @@ func (r *Rig) Build(i Initrd) string {
 		return path
 	}
 	// This is not cached, because it is fast and Extra may change every time.
+	return r.join(append([]string{path}, more...))
+}
+
+// join joins archives as a boot loader does.
+func (r *Rig) join(archives []string) string {
+	r.t.Helper()
 	joined, err := os.CreateTemp(r.dir, "initrd-")
 	r.fatal(err, "initramfs")
 	defer joined.Close()
-	for _, p := range append([]string{path}, more...) {
+	for _, p := range archives {
 		b, err := os.ReadFile(p)
 		r.fatal(err, "initramfs")
 		// The kernel requires each archive to start at a multiple of four.
@@ -127,10 +134,13 @@ func (r *Rig) buildBase(i Initrd) string {
 		r.fatal(err, "rig's module")
 		in.tree(module)
 	}
-	if i.System == Debian13 {
+	if i.System != Debian12 {
 		in.file(filepath.Join(r.Debian13(), dpkgStatus))
 	} else {
 		in.file(filepath.Join(ignitionModule, "ignition")).file("/usr/bin/dracut")
+	}
+	if i.System == CoreOS {
+		in.text(r.coreOSUnits())
 	}
 	if i.Newer {
 		in.file(filepath.Join(r.newerIgnition(), "ignition"))
@@ -159,7 +169,7 @@ func (r *Rig) buildBase(i Initrd) string {
 	in.text(args...)
 	return r.cached("initrd", what, in, func(out string) {
 		var log string
-		if i.System == Debian13 {
+		if i.System != Debian12 {
 			log = r.dracutInDebian13(i, args, out)
 		} else {
 			base := r.dracutBase(i)
@@ -217,6 +227,9 @@ func (r *Rig) writeModules(i Initrd, to string) {
 	for _, name := range rigModules {
 		r.writeGuest("guest/"+name, filepath.Join(to, name))
 	}
+	if i.System == CoreOS {
+		r.writeFiles(map[string]string{"99coreos/units": r.coreOSUnits()}, to)
+	}
 	if i.Newer {
 		r.fatal(os.CopyFS(filepath.Join(to, "30ignition"), os.DirFS(r.newerIgnition())), "Ignition's module")
 	}
@@ -245,6 +258,16 @@ func (r *Rig) writeGuest(from, to string) {
 	}
 }
 
+// writeFiles writes files to a folder: path inside to content.
+func (r *Rig) writeFiles(files map[string]string, to string) {
+	r.t.Helper()
+	for name, content := range files {
+		path := filepath.Join(to, name)
+		r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "%s", name)
+		r.fatal(os.WriteFile(path, []byte(content), scriptMode([]byte(content))), "%s", name)
+	}
+}
+
 func scriptMode(content []byte) os.FileMode {
 	if strings.HasPrefix(string(content), "#!") || strings.HasPrefix(string(content), "\x7fELF") {
 		return 0o755
@@ -257,11 +280,7 @@ func (r *Rig) archive(files map[string]string) string {
 	r.t.Helper()
 	root, err := os.MkdirTemp(r.dir, "cpio-")
 	r.fatal(err, "archive")
-	for name, content := range files {
-		path := filepath.Join(root, name)
-		r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "archive")
-		r.fatal(os.WriteFile(path, []byte(content), scriptMode([]byte(content))), "archive")
-	}
+	r.writeFiles(files, root)
 	out := root + ".cpio"
 	r.run(root, nil, "sh", "-c", `find . -mindepth 1 -exec touch --date=@0 {} +
 		find . -mindepth 1 -print0 | LC_ALL=C sort -z |

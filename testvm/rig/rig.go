@@ -124,6 +124,8 @@ var tools = map[string]string{
 	"busybox":            "busybox-static",
 	"mkfs.ext4":          "e2fsprogs",
 	"debugfs":            "e2fsprogs",
+	"sfdisk":             "fdisk",
+	"ostree":             "ostree",
 	"mkfs.vfat":          "dosfstools",
 	"mcopy":              "mtools",
 	"objcopy":            "binutils",

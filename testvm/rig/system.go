@@ -17,12 +17,14 @@ const (
 	Debian12 System = iota
 	// Debian13 has systemd 257, dracut 106 with NetworkManager, and Linux 6.12.
 	Debian13
+	// CoreOS is Debian 13 with what [CoreOSDisk] boots.
+	CoreOS
 )
 
 // debian13Packages are the packages of the second system, with what they depend on.
 var debian13Packages = []string{
 	"curl", "dbus", "dracut-core", "dracut-network", "ignition", "iproute2", "kmod", "linux-image-cloud-amd64",
-	"network-manager", "systemd-boot-efi", "tpm2-tools", "zstd",
+	"network-manager", "ostree-boot", "systemd-boot-efi", "tpm2-tools", "zstd",
 }
 
 // debian13Excludes are paths that no test needs. Without its hooks, the kernel's package builds no
@@ -85,7 +87,7 @@ func (r *Rig) InDebian13(work, script string) string {
 // root returns the folder that has the system's kernel and boot stub at their paths.
 func (r *Rig) root(s System) string {
 	r.t.Helper()
-	if s == Debian13 {
+	if s != Debian12 {
 		return r.Debian13()
 	}
 	return "/"

@@ -50,6 +50,9 @@ type VM struct {
 	UKI *UKI
 	// GRUB boots shim, GRUB and the kernel from an EFI system partition through OVMF instead.
 	GRUB *GRUB
+	// CoreOS boots this disk, as its boot loader entry says. Initrd, Pointer, Root and LaterBoot do not
+	// apply.
+	CoreOS *CoreOSDisk
 	// SecureBoot enables Secure Boot with the snake-oil keys for a UKI, and with Microsoft's for GRUB.
 	SecureBoot bool
 	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys enrolled, none of
@@ -87,8 +90,10 @@ type Node struct {
 // of an emergency shell the machine restarts, as CoreOS does after a while. The last arguments only
 // make the emulation faster: QEMU translates a library again for each address at which it is
 // loaded.
-const bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=reboot panic=-1 " +
-	"norandmaps mitigations=off audit=0 cryptomgr.notests"
+const (
+	bareCmdline   = "console=ttyS0 root=LABEL=root rw " + commonCmdline
+	commonCmdline = "rd.shell=0 rd.emergency=reboot panic=-1 norandmaps mitigations=off audit=0 cryptomgr.notests"
+)
 
 // processor is an old model with the instructions that cryptography uses. QEMU emulates AVX and a
 // larger register state more slowly. Without cx16, Linux 6.12 and later do not use the instruction
@@ -113,9 +118,14 @@ func (r *Rig) Boot(vm VM) *Node {
 	}
 	r.fatal(os.Mkdir(n.dir, 0o755), "machine")
 	kernel, _ := r.Kernel(vm.Initrd.System)
-	root := r.rootDisk(vm.Root, vm.Kubelet)
-	n.overlay = filepath.Join(n.dir, "root.qcow2")
-	r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", root, "-F", "raw", n.overlay)
+	format := "qcow2"
+	if vm.CoreOS != nil {
+		n.overlay, format = vm.CoreOS.Path, "raw"
+	} else {
+		n.overlay = filepath.Join(n.dir, "root.qcow2")
+		r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", r.rootDisk(vm.Root, vm.Kubelet), "-F", "raw",
+			n.overlay)
+	}
 
 	machine, memory := "q35", "640"
 	if vm.Kubelet != nil {
@@ -124,7 +134,7 @@ func (r *Rig) Boot(vm VM) *Node {
 	args := []string{
 		"-accel", "tcg,tb-size=256", "-cpu", processor, "-smp", "1", "-m", memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
-		"-drive", "if=none,id=root,format=qcow2,cache=unsafe,file=" + n.overlay,
+		"-drive", "if=none,id=root,format=" + format + ",cache=unsafe,file=" + n.overlay,
 		"-device", "virtio-blk-pci,drive=root",
 		"-netdev", n.netdev(vm.Metadata), "-device", "virtio-net-pci,romfile=,netdev=net",
 		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
@@ -174,6 +184,11 @@ func (r *Rig) Boot(vm VM) *Node {
 		if vm.LaterBoot {
 			line = bareCmdline
 		}
+		var initrd string
+		if vm.CoreOS != nil {
+			kernel, initrd, line = vm.CoreOS.loaded()
+			line += " console=ttyS0 " + commonCmdline
+		}
 		if vm.MicrosoftKeys {
 			firmware, _ := n.firmware(ovmf+"OVMF_VARS_4M.ms.fd", false)
 			args = append(args, firmware...)
@@ -185,7 +200,10 @@ func (r *Rig) Boot(vm VM) *Node {
 		if vm.Kubelet != nil {
 			line += vm.Kubelet.cmdline()
 		}
-		args = append(args, "-kernel", kernel, "-initrd", r.Build(vm.Initrd), "-append", line)
+		if initrd == "" {
+			initrd = r.Build(vm.Initrd)
+		}
+		args = append(args, "-kernel", kernel, "-initrd", initrd, "-append", line)
 	}
 	if vm.TPM != nil {
 		socket := n.path("tpm")

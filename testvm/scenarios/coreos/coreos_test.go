@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package coreos boots a stand-in for Fedora CoreOS and RHCOS: their units, NetworkManager that starts
+// only when Ignition needs the network, a root file system that OSTree deployed, and the pointer config
+// on the boot file system. The agent comes from dracut/boot.sh.
+package coreos
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+// wantOrder requires that systemd reported these units as started in this order.
+func wantOrder(t *testing.T, journal string, units ...string) {
+	t.Helper()
+	at, before := 0, ""
+	for _, unit := range units {
+		line := regexp.MustCompile(`systemd\[1\]: (Started|Finished|Mounted) ` + regexp.QuoteMeta(unit) + `[. ]`)
+		found := line.FindStringIndex(journal)
+		switch {
+		case found == nil:
+			t.Errorf("%s did not start", unit)
+			continue
+		case found[0] < at:
+			t.Errorf("%s started before %s", unit, before)
+		}
+		at, before = found[0], unit
+	}
+}
+
+func wantCapped(t *testing.T, node *rig.Node) {
+	t.Helper()
+	capped := eventlog.Extend(eventlog.SHA256, make([]byte, sha256.Size), measuredboot.CapDigest(eventlog.SHA256))
+	if got := strings.ToLower(node.PCR11()); got != fmt.Sprintf("%x", capped) {
+		t.Errorf("PCR 11 in the real root is %s, not capped", got)
+	}
+}
+
+func TestStandInAttestsOnItsFirstBootAndCapsOnALaterOne(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	disk := r.NewCoreOSDisk(v.Pointer("worker"))
+	disk.AddAgent()
+	node := r.Boot(rig.VM{Name: "first", TPM: tpm, CoreOS: disk})
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+	wantOrder(t, node.Journal(),
+		"coreos-ignition-setup-user.service",
+		"ignition-fetch-offline.service",
+		"coreos-enable-network.service",
+		"nm-initrd.service",
+		"mcs-attest.service",
+		"ignition-fetch.service",
+		"mcs-attest-scrub.service",
+		"ignition-disks.service",
+		"sysroot.mount",
+		"ostree-prepare-root.service",
+		"ignition-ostree-mount-var.service",
+		"ignition-files.service",
+		"coreos-boot-edit.service",
+	)
+	wantCapped(t, node)
+	if left := node.TokensLeft(); len(left) > 0 {
+		t.Errorf("a token was left in %s", strings.Join(left, ", "))
+	}
+
+	decisions := len(v.Audit())
+	later := r.Boot(rig.VM{Name: "later", TPM: tpm, CoreOS: disk})
+	later.WantProvisioned()
+	wantOrder(t, later.Journal(), "ostree-prepare-root.service", "mcs-attest-cap.service")
+	wantCapped(t, later)
+	if got := v.Audit()[decisions:]; len(got) > 0 {
+		t.Errorf("a later boot asked the verifier: %v", got)
+	}
+	for _, n := range []*rig.Node{node, later} {
+		if cycle := regexp.MustCompile(`.*ordering cycle.*`).FindString(n.Journal()); cycle != "" {
+			t.Error(cycle)
+		}
+	}
+	if unit := regexp.MustCompile(`systemd\[1\]: Start(ing|ed) (mcs-attest|ignition-.*|nm-initrd)\.service`).FindString(
+		later.Journal()); unit != "" {
+		t.Errorf("on a later boot: %s", unit)
+	}
+}
