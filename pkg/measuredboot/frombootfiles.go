@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -54,7 +55,7 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot.Entries = slices.DeleteFunc(boot.Entries, func(e grub.Entry) bool { return len(e.Initrds) == 0 })
+	boot.Entries = distinct(boot.Entries)
 	if len(boot.Entries) == 0 {
 		return nil, errors.New("no grub.cfg and no entry loads a kernel with an initramfs")
 	}
@@ -84,6 +85,18 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 		out = append(out, r)
 	}
 	return out, nil
+}
+
+// distinct returns the entries that load an initramfs, and the first of entries that load the same. A
+// machine that boots without an initramfs has no agent.
+func distinct(entries []grub.Entry) (out []grub.Entry) {
+	for _, e := range entries {
+		same := func(other grub.Entry) bool { return reflect.DeepEqual(e, other) }
+		if len(e.Initrds) > 0 && !slices.ContainsFunc(out, same) {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // bootFiles is what a boot partition contains.

@@ -17,6 +17,9 @@ type GRUB struct {
 	Cmdline string
 	// Commands are added to grub.cfg before the entry.
 	Commands []string
+	// Menu makes a grub.cfg with the constructs that grub-mkconfig writes: a saved environment, functions,
+	// a menu entry, and a submenu with a recovery entry.
+	Menu bool
 }
 
 const (
@@ -39,10 +42,57 @@ func (g GRUB) config(platform string) string {
 	if g.Cmdline != "" {
 		line += " " + g.Cmdline
 	}
+	if g.Menu {
+		return strings.Join(append(lines, menu(line)), "\n")
+	}
 	return strings.Join(append(lines,
 		"linux /vmlinuz "+line+" $ignition_firstboot",
 		"initrd /initrd.img",
 		"boot", ""), "\n")
+}
+
+// menu returns the constructs of a generated configuration. GRUB starts the first entry immediately.
+func menu(line string) string {
+	entry := func(title, id, line string) string {
+		return `menuentry '` + title + `' --class debian $menuentry_id_option '` + id + `' {
+	load_video
+	if [ x$grub_platform = xxen ]; then insmod xzio; insmod lzopio; fi
+	search --no-floppy --file --set=root /initrd.img
+	echo	'Loading Linux ...'
+	linux	/vmlinuz ` + line + `  $ignition_firstboot
+	echo	'Loading initial ramdisk ...'
+	initrd	/initrd.img
+}
+`
+	}
+	return `if [ -s /grubenv ]; then
+  set have_grubenv=true
+  load_env -f /grubenv
+fi
+if [ "${next_entry}" ]; then
+  set default="${next_entry}"
+else
+  set default="0"
+fi
+if [ x"${feature_menuentry_id}" = xy ]; then
+  menuentry_id_option="--id"
+else
+  menuentry_id_option=""
+fi
+export menuentry_id_option
+function load_video {
+  if [ x$feature_all_video_module = xy ]; then
+    insmod all_video
+  else
+    insmod efi_gop
+  fi
+}
+font=unicode
+if loadfont $font; then
+  set gfxmode=auto
+fi
+` + entry("Debian GNU/Linux", "simple", line) + "submenu 'Advanced options' $menuentry_id_option 'advanced' {\n" +
+		entry("Debian GNU/Linux (recovery mode)", "recovery", line+" single") + "}\n"
 }
 
 // BootFiles writes the files that this machine boots from to a folder, as an installed image has them.
@@ -72,6 +122,10 @@ func (g GRUB) files(r *Rig, later bool, platform string) map[string]string {
 		"EFI/debian/grub.cfg":  r.text("grub.cfg", g.config(platform)),
 		"vmlinuz":              kernel,
 		"initrd.img":           r.Build(g.Initrd),
+	}
+	if g.Menu {
+		env := "# GRUB Environment Block\nboot_success=1\n"
+		files["grubenv"] = r.text("grubenv", env+strings.Repeat("#", 1024-len(env)))
 	}
 	if !later {
 		files["ignition.firstboot"] = r.text("flag", "")

@@ -19,7 +19,8 @@ func entry(lines ...string) Script {
 
 func TestRead_LoaderEntry(t *testing.T) {
 	got, err := Read(blscfg, entry("# made by a tool", "title A", "options ro $first quiet", "options ignored",
-		"linux /a/vmlinuz", "initrd /a/ucode", "initrd /a/initrd", "grub_users $grub_users", "devicetree /a/board.dtb", "", "linux /ignored"))
+		"linux /a/vmlinuz", "initrd /a/ucode", "initrd /a/initrd", "grub_users $grub_users",
+		"devicetree /a/board.dtb", "", "linux /ignored"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,8 @@ func TestRead_NamesTheLine(t *testing.T) {
 		"menuentry a {\n  echo\n  linux /k $x\n}": "line 3: the command linux: no file of this image sets the variable x",
 		"a\nb \\\nc\necho 'x\n\n":                 "line 4: a quote or a block does not end",
 	} {
-		if _, err := Read(Script{Name: "grub.cfg", Text: text}); err == nil || !strings.HasPrefix(err.Error(), "grub.cfg, "+want) {
+		_, err := Read(Script{Name: "grub.cfg", Text: text})
+		if err == nil || !strings.HasPrefix(err.Error(), "grub.cfg, "+want) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

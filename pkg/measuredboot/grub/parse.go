@@ -146,7 +146,7 @@ func (p *parser) body(current *command, body string) error {
 	if command := current.words[0].String(); command == "function" {
 		current.words = nil
 	} else {
-		if command == "menuentry" && len(current.words) > 1 {
+		if (command == "menuentry" || command == "submenu") && len(current.words) > 1 {
 			// GRUB puts this command before the body.
 			set := *current
 			set.words = []word{{parts: []part{{text: "setparams"}}}, current.words[1]}

@@ -73,6 +73,9 @@ func (v *variables) assign(c command) {
 		}
 		return
 	}
+	if len(words) > 2 && strings.HasPrefix(name, "search.") {
+		v.set(words[2].String(), unknown)
+	}
 	for i, w := range words {
 		if name, ok := strings.CutPrefix(w.String(), "--set="); ok {
 			v.set(name[strings.LastIndexByte(name, ':')+1:], unknown)

@@ -35,11 +35,11 @@ func TestShimAndGRUBUnderSecureBootIsProvisioned(t *testing.T) {
 
 // release returns a verifier with the profile release and the reference values of the good image, which
 // were computed from its files.
-func release(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
+func release(t *testing.T, image rig.GRUB) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 	t.Helper()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{Policy: policy("release"), Stopped: true})
-	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--boot", r.BootFiles(rig.GRUB{})))
+	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--boot", r.BootFiles(image)))
 	v.Start()
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
@@ -48,8 +48,9 @@ func release(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 
 func TestShimAndGRUBUnderReleaseIsProvisioned(t *testing.T) {
 	t.Parallel()
-	r, v, tpm := release(t)
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &rig.GRUB{}, SecureBoot: true})
+	image := rig.GRUB{Menu: true}
+	r, v, tpm := release(t, image)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &image, SecureBoot: true})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
 }
@@ -67,7 +68,7 @@ func TestAttack_T71_AlteredGRUBBootIsDenied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, v, tpm := release(t)
+			r, v, tpm := release(t, rig.GRUB{})
 			node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &c.grub, SecureBoot: true})
 			node.WantEmergency()
 			denied := v.WantAudit("attest", "denied", "MeasuredBoot")
