@@ -12,7 +12,7 @@ import (
 
 func (n *Node) monitorSocket() string { return filepath.Join(n.dir, "monitor") }
 
-// Plug connects the network cable of a machine that was started Unplugged.
+// Plug connects a network that is Unplugged or Late.
 func (n *Node) Plug() { n.monitor("set_link net on") }
 
 // monitor gives QEMU one command and waits for its next prompt.

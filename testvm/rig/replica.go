@@ -60,7 +60,12 @@ func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 }
 
 // Addr returns its address on the host.
-func (v *Verifier) Addr() string { return fmt.Sprintf("127.0.0.1:%d", v.Port) }
+func (v *Verifier) Addr() string {
+	if v.host == Host6 {
+		return fmt.Sprintf("[::1]:%d", v.Port)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", v.Port)
+}
 
 // WaitReady waits until a replica reports that it can serve a machine.
 func (v *Verifier) WaitReady() {

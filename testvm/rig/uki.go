@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
 // UKI is a unified kernel image on an EFI system partition: systemd's stub, the kernel, an
@@ -142,4 +145,21 @@ func (u UKI) files(r *Rig, later bool) map[string]string {
 		files["EFI/BOOT/BOOTX64.EFI.extra.d/"+name+".cred"] = r.text("credential", content)
 	}
 	return files
+}
+
+// LeftInitrd returns PCR 11 after an image, in which systemd-pcrphase extends it at both ends of the
+// initramfs.
+func (r *Rig) LeftInitrd(u UKI) string {
+	r.t.Helper()
+	file, err := os.Open(r.BuildUKI(u))
+	r.fatal(err, "UKI")
+	defer file.Close()
+	info, err := file.Stat()
+	r.fatal(err, "UKI")
+	refs, err := measuredboot.FromUKI("good", file, info.Size())
+	r.fatal(err, "UKI")
+	entered, err := measuredboot.SectionsPCR11(eventlog.SHA256, refs.Sections, measuredboot.EnterInitrd)
+	r.fatal(err, "UKI")
+	left := eventlog.Extend(eventlog.SHA256, entered, eventlog.Hash(eventlog.SHA256, []byte("leave-initrd")))
+	return fmt.Sprintf("%x", left)
 }

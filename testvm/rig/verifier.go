@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,8 +31,8 @@ type VerifierConfig struct {
 	Policy string
 	// Upstream makes it a gate in front of this server instead.
 	Upstream *MCS
-	// Host is the address for its machines: by default [Host], or [CloudHost] if they have a
-	// metadata service.
+	// Host is the address or name for its machines: by default [Host], or [CloudHost] if they have a
+	// metadata service, or [Host6].
 	Host string
 	// Origins are additional ones, of front ends.
 	Origins []string
@@ -87,7 +88,7 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	args := []string{
 		"init", v.Dir, "--origin", strings.Join(append([]string{v.Origin()}, c.Origins...), ","), "--pool",
 		strings.Join(c.Pools, ","),
-		"--listen", fmt.Sprintf("127.0.0.1:%d", v.Port), "--health-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
+		"--listen", v.Addr(), "--health-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
 		"--metrics-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
 	}
 	if c.Upstream != nil {
@@ -135,7 +136,9 @@ func (v *Verifier) configFile() string { return filepath.Join(v.Dir, "mcs-attest
 func (v *Verifier) Host() string { return cmp.Or(v.host, Host) }
 
 // Origin returns the origin for a guest: the host in slirp's network.
-func (v *Verifier) Origin() string { return fmt.Sprintf("https://%s:%d", v.Host(), v.Port) }
+func (v *Verifier) Origin() string {
+	return "https://" + net.JoinHostPort(v.Host(), strconv.Itoa(v.Port))
+}
 
 // Write writes a file of the folder, like an administrator, and creates the folder of the file.
 func (v *Verifier) Write(name, content string) {
@@ -286,7 +289,7 @@ func (v *Verifier) transport() *http.Transport {
 }
 
 func (v *Verifier) local(path string) string {
-	return fmt.Sprintf("https://127.0.0.1:%d%s", v.Port, path)
+	return "https://" + v.Addr() + path
 }
 
 // Get sends a request to the gate from the host; token may be empty.

@@ -59,9 +59,8 @@ type VM struct {
 	// which signed it.
 	MicrosoftKeys bool
 	// Clock is the start of the machine's clock, "2006-01-02T15:04:05"; the host's time if empty.
-	Clock string
-	// Unplugged starts without a network cable; [Node.Plug] connects it.
-	Unplugged bool
+	Clock   string
+	Network Network
 	// LaterBoot omits what makes a first boot.
 	LaterBoot bool
 	// OnLine is called with each line of the console.
@@ -136,10 +135,11 @@ func (r *Rig) Boot(vm VM) *Node {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-drive", "if=none,id=root,format=" + format + ",cache=unsafe,file=" + n.overlay,
 		"-device", "virtio-blk-pci,drive=root",
-		"-netdev", n.netdev(vm.Metadata), "-device", "virtio-net-pci,romfile=,netdev=net",
 		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
 	}
-	if vm.Unplugged {
+	network, program := n.network(vm)
+	args = append(args, network...)
+	if vm.Network.waits() {
 		args = append(args, "-S", "-monitor", "unix:"+n.monitorSocket()+",server=on,wait=off")
 	}
 	if vm.Clock != "" {
@@ -211,8 +211,8 @@ func (r *Rig) Boot(vm VM) *Node {
 		args = append(args, "-chardev", "socket,id=tpm,path="+socket,
 			"-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-tis,tpmdev=tpm0")
 	}
-	n.start(append([]string{"-machine", machine}, args...))
-	if vm.Unplugged {
+	n.start(append(append(program, "-machine", machine), args...))
+	if vm.Network.waits() {
 		n.monitor("set_link net off")
 		n.monitor("cont")
 	}
@@ -224,7 +224,7 @@ func (n *Node) path(name string) string { return filepath.Join(n.dir, n.name+"-"
 
 func (n *Node) start(args []string) {
 	n.r.t.Helper()
-	n.cmd = exec.Command("qemu-system-x86_64", args...)
+	n.cmd = exec.Command(args[0], args[1:]...)
 	stdout, err := n.cmd.StdoutPipe()
 	n.r.fatal(err, "QEMU")
 	n.stdin, err = n.cmd.StdinPipe()

@@ -14,7 +14,7 @@ func TestMachineWaitsForItsNetworkAndIsProvisioned(t *testing.T) {
 	v := r.Verifier(rig.VerifierConfig{})
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Unplugged: true})
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Network: rig.Network{Unplugged: true}})
 	node.WaitFor(`mcs-attest: .*; trying again`)
 	v.WantNoAudit("", "", "")
 	node.Plug()

@@ -6,7 +6,6 @@ package sealed
 import (
 	"fmt"
 	"maps"
-	"os"
 	"strings"
 	"testing"
 
@@ -106,8 +105,7 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{Policy: policy("secure-boot"), Stopped: true})
 	image := rig.UKI{Initrd: rig.Initrd{Sealed: true}, Cmdline: rig.OpenSealed + " " + rig.Seal("7"), SignPCR11: true}
-	path := r.BuildUKI(image)
-	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--uki", path))
+	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--uki", r.BuildUKI(image)))
 	v.Start()
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
@@ -117,7 +115,7 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
 	wantOpen(t, node)
-	if got, want := strings.ToLower(node.PCR11()), leftInitrd(t, path); got != want {
+	if got, want := strings.ToLower(node.PCR11()), r.LeftInitrd(image); got != want {
 		t.Errorf("PCR 11 in the real root is %s, want %s", got, want)
 	}
 
@@ -143,28 +141,4 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 			t.Errorf("the console does not have %q:\n%s", line, again.Console())
 		}
 	}
-}
-
-// leftInitrd returns the value of PCR 11 after the phases enter-initrd and leave-initrd of an image.
-func leftInitrd(t *testing.T, path string) string {
-	t.Helper()
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	refs, err := measuredboot.FromUKI("good", file, info.Size())
-	if err != nil {
-		t.Fatal(err)
-	}
-	entered, err := measuredboot.SectionsPCR11(eventlog.SHA256, refs.Sections, measuredboot.EnterInitrd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	left := eventlog.Extend(eventlog.SHA256, entered, eventlog.Hash(eventlog.SHA256, []byte("leave-initrd")))
-	return fmt.Sprintf("%x", left)
 }
