@@ -178,6 +178,40 @@ func TestSecureBootAcceptsThePhaseEnterInitrd(t *testing.T) {
 	}
 }
 
+// The stub of systemd 257 also measures .uname and .sbat. Debian's dracut extends PCR 11 at both ends of
+// the initramfs, and only there the evidence is accepted.
+func TestSecureBootAcceptsAUKIOfSystemd257OnlyInItsInitramfs(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.Debian13UKI)
+	refs := references(t, eventlogtest.Debian13UKI)
+	var sections []string
+	for _, s := range refs.Sections {
+		sections = append(sections, s.Name)
+	}
+	want := []string{".linux", ".osrel", ".cmdline", ".initrd", ".uname", ".sbat"}
+	if !slices.Equal(sections, want) {
+		t.Errorf("the sections are %q, expected %q", sections, want)
+	}
+	b := captured(t, eventlogtest.Debian13UKI)
+	fails(t, b, reason.MeasuredBoot, "PCR 11")
+	b.refs = append(b.refs, refs)
+	r := passes(t, b)
+	if r.Image != eventlogtest.Debian13UKI || r.Phase != "" {
+		t.Errorf("got %+v", r)
+	}
+	if len(r.Applications) != 1 || !bytes.Equal(r.Applications[0], refs.Applications[0].SHA256) {
+		t.Errorf("applications %x", r.Applications)
+	}
+	b.quoted[11] = c.Later("enter-initrd")
+	if r := passes(t, b); r.Phase != measuredboot.EnterInitrd {
+		t.Errorf("got %+v", r)
+	}
+	b.quoted[11] = c.Later("leave-initrd")
+	for _, profile := range []measuredboot.Profile{measuredboot.SecureBoot, measuredboot.IdentityOnly} {
+		b.profile = profile
+		fails(t, b, reason.PCRCapped, "PCR 11")
+	}
+}
+
 // TestSecureBootAcceptsRealMachines uses logs of real machines. Shim and GRUB do not extend PCR 11,
 // so no reference values are needed.
 func TestSecureBootAcceptsRealMachines(t *testing.T) {

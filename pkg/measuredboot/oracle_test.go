@@ -49,10 +49,12 @@ func TestOraclesAgreeOnSecureBoot(t *testing.T) {
 	for name, on := range map[string]bool{
 		eventlogtest.SecureBootUKI:       true,
 		eventlogtest.SecureBootUKI4Banks: true,
+		eventlogtest.Debian13UKI:         true,
 		eventlogtest.UKI:                 false,
 		eventlogtest.UKICmdlineOverride:  false,
 	} {
 		b := captured(t, name)
+		b.refs = append(b.refs, references(t, eventlogtest.Debian13UKI))
 		if _, err := b.appraise(); (err == nil) != on {
 			t.Errorf("%s: this package returned %v", name, err)
 		}

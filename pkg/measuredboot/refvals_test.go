@@ -14,7 +14,8 @@ import (
 )
 
 func TestReferenceValuesAreWhatTheBootMeasured(t *testing.T) {
-	for _, name := range []string{eventlogtest.SecureBootUKI, eventlogtest.SecureBootUKICapped} {
+	for _, name := range []string{eventlogtest.SecureBootUKI, eventlogtest.SecureBootUKICapped,
+		eventlogtest.Debian13UKI} {
 		r := references(t, name)
 		got, err := measuredboot.SectionsPCR11(eventlog.SHA256, r.Sections, "")
 		if err != nil {

@@ -36,6 +36,7 @@ const (
 	UKICmdlineOverride   = "ovmf-uki-cmdline-override"
 	UnsignedKernel       = "ovmf-ms-vars-unsigned-kernel"
 	ShimGRUB             = "ovmf-shim16-grub"
+	Debian13UKI          = "ovmf-debian13-uki"
 	SeaBIOS              = "seabios-kernel"
 )
 
