@@ -156,6 +156,11 @@ func TestFromBootFiles_CoversTheCommandsOfFedoraCoreOS(t *testing.T) {
 // are those of a boot folder.
 func firstBoot(t testing.TB, dir string) boot {
 	t.Helper()
+	return firstBootAs(t, dir, func(e events) events { return e })
+}
+
+func firstBootAs(t testing.TB, dir string, change func(events) events) boot {
+	t.Helper()
 	b := grubBoot(t)
 	b.refs = refValsOf(t, dir)
 	for i := range b.refs {
@@ -189,9 +194,9 @@ func firstBoot(t testing.TB, dir string) boot {
 				}
 			}
 		}
-		return append(out, slices.DeleteFunc(slices.Clone(e[at:]), func(x eventlogtest.Event) bool {
+		return change(append(out, slices.DeleteFunc(slices.Clone(e[at:]), func(x eventlogtest.Event) bool {
 			return x.PCR == 8 || x.PCR == 9
-		})...)
+		})...))
 	})
 }
 

@@ -56,6 +56,10 @@ type ReferenceValues struct {
 	Files []Component `json:"files,omitempty"`
 	Loads []Component `json:"loads,omitempty"`
 
+	// Initrd has the digests of all initramfs archives as one file, if there are several. The EFI stub of
+	// Linux measures them after the loads (PCR 9).
+	Initrd Digests `json:"initrd,omitzero"`
+
 	// Commands are what GRUB executes (PCR 8), and CommandLines what it gives to the kernel, from the
 	// kernel's path on (PCR 8).
 	Commands     []Words `json:"commands,omitempty"`
@@ -182,6 +186,11 @@ func (r *ReferenceValues) Validate() error {
 			if err := c.validate(field, i); err != nil {
 				return err
 			}
+		}
+	}
+	if len(r.Initrd.SHA256)+len(r.Initrd.SHA384) > 0 {
+		if err := r.Initrd.validate("initrd", 0); err != nil {
+			return err
 		}
 	}
 	return cmp.Or(r.validateGRUB(), r.validateFirmware())

@@ -48,7 +48,9 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 	}
 	owners := &componentList{what: "a MOK list", known: r.MOK, once: true}
 	script := &grubScript{refs: r}
-	files := &fileList{componentList: componentList{what: "a file", known: r.Files}, loads: r.Loads, left: b.count(9)}
+	stub, finding := b.stubEvents(r)
+	left := b.count(9) - stub
+	files := &fileList{componentList: componentList{what: "a file", known: r.Files}, loads: r.Loads, left: left}
 	for i := range b.log.Events {
 		e := &b.log.Events[i]
 		if !e.Extends() {
@@ -60,7 +62,7 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 			f = images.admit(b.bank, e, r)
 		case e.PCR == 8:
 			f = script.admit(b.bank, e)
-		case e.PCR == 9 && !ofUKI:
+		case e.PCR == 9 && !ofUKI && files.left > 0:
 			f = files.admit(b.bank, e, r)
 		case e.PCR == 14:
 			f = owners.admit(b.bank, e, r)
@@ -79,11 +81,11 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 	if f := cmp.Or(absent(4, images), absent(14, owners)); f != nil || ofUKI {
 		return f, all
 	}
-	if n := b.count(9); n < len(r.Loads) {
+	if n := left; n < len(r.Loads) {
 		return onPCR(9, fmt.Sprintf("the %d files that %s loads", len(r.Loads), r.Metadata.Name),
 			fmt.Sprintf("%d files", n)), all
 	}
-	return cmp.Or(absent(9, &files.componentList), script.end()), all
+	return cmp.Or(absent(9, &files.componentList), script.end(), finding), all
 }
 
 // count returns the number of events of a PCR.
