@@ -4,6 +4,14 @@ package measuredboot_test
 
 import (
 	"crypto"
+	"encoding/hex"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-attestation/attest"
@@ -11,9 +19,11 @@ import (
 	pb "github.com/google/go-eventlog/proto/state"
 	"github.com/google/go-eventlog/register"
 	"github.com/google/go-eventlog/tpmeventlog"
+	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
 // The oracles receive only captured boots, and captured boots with a changed label. Both libraries
@@ -102,5 +112,68 @@ func TestOraclesTrustTheTypeOfAnApplication(t *testing.T) {
 	}
 	if r := passes(t, relabeled); len(r.Applications) != 1 {
 		t.Errorf("we find %d", len(r.Applications))
+	}
+}
+
+// tpm2_eventlog of tpm2-tools reads the same texts, digests and PCR values from the captured log as the
+// reference values have, which were computed from the files.
+func TestOraclesAgreeOnShimAndGRUB(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.ShimGRUB)
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, c.Log, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("tpm2_eventlog", path).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log struct {
+		Events []struct {
+			PCRIndex  int
+			EventType string
+			Digests   []struct{ AlgorithmId, Digest string }
+			Event     any
+		} `json:"events"`
+		PCRs map[string]map[string]string `json:"pcrs"`
+	}
+	if err := yaml.Unmarshal(out, &log); err != nil {
+		t.Fatal(err)
+	}
+	for pcr, value := range log.PCRs["sha256"] {
+		i, err := strconv.Atoi(pcr)
+		if want := "0x" + hex.EncodeToString(c.PCR("sha256", i)); err != nil || value != want {
+			t.Errorf("PCR %s: tpm2_eventlog replays %s, the TPM had %s", pcr, value, want)
+		}
+	}
+	r := references(t, eventlogtest.ShimGRUB)
+	known := map[int][]measuredboot.Component{
+		4: r.Applications, 9: slices.Concat(r.Files, r.Loads), 14: r.MOK,
+	}
+	seen := map[int]int{}
+	for _, e := range log.Events {
+		text, isText := e.Event.(map[string]any)
+		switch {
+		case e.PCRIndex == 4 && e.EventType != "EV_EFI_BOOT_SERVICES_APPLICATION":
+		case e.PCRIndex == 8 && isText:
+			label, text, _ := strings.Cut(strings.TrimSuffix(strings.Trim(text["String"].(string), `"`), `\0`), ": ")
+			list := r.Commands
+			if label == "kernel_cmdline" {
+				list = r.CommandLines
+			}
+			if !slices.ContainsFunc(list, func(w measuredboot.Words) bool { return w.Match(text) }) {
+				t.Errorf("%s %q is not in the reference values", label, text)
+			}
+			seen[8]++
+		case known[e.PCRIndex] != nil:
+			if !slices.ContainsFunc(known[e.PCRIndex], func(c measuredboot.Component) bool {
+				return e.Digests[0].Digest == hex.EncodeToString(c.SHA256)
+			}) {
+				t.Errorf("PCR %d: %s is not in the reference values", e.PCRIndex, e.Digests[0].Digest)
+			}
+			seen[e.PCRIndex]++
+		}
+	}
+	if want := map[int]int{4: 4, 8: 12, 9: 3, 14: 3}; !maps.Equal(seen, want) {
+		t.Errorf("compared %v events, expected %v", seen, want)
 	}
 }

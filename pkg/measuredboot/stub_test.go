@@ -5,6 +5,10 @@ package measuredboot_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -115,19 +119,36 @@ func isCommandLine(e eventlogtest.Event) bool {
 	return strings.HasPrefix(string(e.Data), "kernel_cmdline: ")
 }
 
-// The stub measures several archives as one file, in which each starts at a multiple of 4 bytes.
-func TestReleaseOfAnEFIStub_SeveralArchives(t *testing.T) {
+// boot.sh adds the agent's archive to the boot folder. The stub measures several archives as one file, in
+// which each starts at a multiple of 4 bytes.
+func TestReleaseWithTheArchiveOfTheAgent(t *testing.T) {
+	const agent = "070701 agent"
 	dir := coreOS(t)
-	edit(t, dir, entryA, "initrd /", "initrd /early.img\ninitrd /")
-	put(t, dir, "early.img", "early")
-	b := firstBootAs(t, dir, func(e events) events {
-		i := find(t, e, 9, "(hd0,gpt3)/"+initrdA)
-		early := eventlogtest.New(e[i], 9, eventlog.IPL, []byte("early"))
-		early.Data = []byte("(hd0,gpt3)/early.img\x00")
-		command := find(t, e, 8, "grub_cmd: initrd")
-		e[command] = said(e[command], "grub_cmd: ", "initrd (hd0,gpt3)/early.img (hd0,gpt3)/"+initrdA)
-		e = slices.Insert(e, i, early)
-		return append(e, tagged(e[0], linuxInitrd, []byte("early\x00\x00\x00initramfs A")))
+	archive := filepath.Join(t.TempDir(), "mcs-attest-initramfs.cpio.zst")
+	if err := os.WriteFile(archive, []byte(agent), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("sh", "../../dracut/boot.sh", "add", "--boot", dir, archive).CombinedOutput(); err != nil {
+		t.Fatalf("boot.sh: %v, %s", err, out)
+	}
+	path := fmt.Sprintf("ostree/initramfs-overlays/%x.img", eventlog.Hash(eventlog.SHA256, []byte(agent)))
+	with := func(content string) boot {
+		return firstBootAs(t, dir, func(e events) events {
+			i := find(t, e, 9, "(hd0,gpt3)/"+initrdA)
+			file := eventlogtest.New(e[i], 9, eventlog.IPL, []byte(content))
+			file.Data = []byte("(hd0,gpt3)/" + path + "\x00")
+			command := find(t, e, 8, "grub_cmd: initrd")
+			e[command] = said(e[command], "grub_cmd: ", grubLine(e[command])+" (hd0,gpt3)/"+path)
+			e = slices.Insert(e, i+1, file)
+			return append(e, tagged(e[0], linuxInitrd, []byte("initramfs A\x00"+content)))
+		})
+	}
+	passes(t, with(agent))
+	fails(t, with("other"), reason.MeasuredBoot, `the file "/`+path+`" of coreos`)
+	// T71: without the archive, no agent runs. Another program can attest in the real root.
+	plain := with(agent).booted(t, func(e events) events {
+		i := find(t, e, 9, "(hd0,gpt3)/"+path)
+		return slices.Delete(e, i, i+1)
 	})
-	passes(t, b)
+	fails(t, plain, reason.MeasuredBoot, "PCR 9")
 }
