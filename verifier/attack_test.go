@@ -653,12 +653,10 @@ func TestServeStopsCleanlyWhenAsked(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve.Run(ctx, &c, v.server.Log, version) }()
-	for range 100 {
-		if _, err := stateOf(ctx, &c); err == nil && strings.Contains(v.log.everything(), `"msg":"serving"`) {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	eventually(t, func() bool {
+		_, err := stateOf(ctx, &c)
+		return err == nil && strings.Contains(v.log.everything(), `"msg":"serving"`)
+	}, func() string { return "it does not serve:\n" + v.log.everything() })
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -78,15 +78,16 @@ func (p *process) start() {
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}
-	for range 500 {
-		if conn, err := net.Dial("tcp", p.v.addr); err == nil {
+	eventually(p.t, func() bool {
+		conn, err := net.Dial("tcp", p.v.addr)
+		if err == nil {
 			_ = conn.Close()
-			return
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	p.kill()
-	p.t.Fatalf("it does not serve:\n%s", p.log)
+		return err == nil
+	}, func() string {
+		p.kill()
+		return "it does not serve:\n" + p.log.String()
+	})
 }
 
 // kill is kill -9.

@@ -182,7 +182,7 @@ func TestServe_RejectsItselfAsUpstream(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "upstream") {
 					t.Errorf("upstream %s, listen %q: %v", host, listen, err)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(2 * time.Minute):
 				t.Fatalf("upstream %s, listen %q: it serves", host, listen)
 			}
 		}

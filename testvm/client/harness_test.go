@@ -188,7 +188,7 @@ func start(t *testing.T, process *exec.Cmd) {
 
 func wait(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !done(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
@@ -203,7 +203,7 @@ type result struct {
 
 func client(t *testing.T, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, "./attest.sh", args...)
 	command.WaitDelay = time.Second

@@ -39,7 +39,7 @@ func (t *TPM) CertifyAsAzure(issue func(crypto.PublicKey) (der []byte, err error
 }
 
 func dial(socket string) (conn net.Conn, err error) {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if conn, err = net.Dial("unix", socket); err == nil {
 			return conn, nil
 		}

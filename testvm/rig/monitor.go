@@ -20,14 +20,14 @@ func (n *Node) monitor(command string) {
 	n.r.t.Helper()
 	var conn net.Conn
 	var err error
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if conn, err = net.Dial("unix", n.monitorSocket()); err == nil || time.Now().After(deadline) {
 			break
 		}
 	}
 	n.r.fatal(err, "QEMU's monitor")
 	defer conn.Close()
-	n.r.fatal(conn.SetDeadline(time.Now().Add(10*time.Second)), "QEMU's monitor")
+	n.r.fatal(conn.SetDeadline(time.Now().Add(time.Minute)), "QEMU's monitor")
 	n.prompt(conn)
 	_, err = io.WriteString(conn, command+"\n")
 	n.r.fatal(err, "QEMU's monitor")

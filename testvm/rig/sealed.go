@@ -48,7 +48,7 @@ func (r *Rig) signPCR11(dir, key, public string, sections map[string]string) str
 		_ = tpm.Process.Kill()
 		_ = tpm.Wait()
 	}()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(socket); err == nil {
 			break
 		}

@@ -135,7 +135,7 @@ func (t *TPM) start(socket string) {
 			<-done
 		}
 	})
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(socket); err == nil {
 			return
 		}

@@ -45,7 +45,7 @@ func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 
 	// The CA of the serving certificate has no key here, so an administrator creates one that has.
 	s.Attest("certs", "init")
-	for deadline := time.Now().Add(time.Minute); bytes.Equal(s.UserData("worker"),
+	for deadline := time.Now().Add(3 * time.Minute); bytes.Equal(s.UserData("worker"),
 		old); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the pointer config has not followed:\n%s", s.Attest("certs", "status"))

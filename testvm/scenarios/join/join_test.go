@@ -106,9 +106,9 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 		t.Error("the credential does not work")
 	}
 	s.Cluster.Kubectl(t, "-n", replicas.Machines, "delete", "machines.machine.openshift.io", "worker-0")
-	for deadline := time.Now().Add(time.Minute); s.Usable(stolen); time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); s.Usable(stolen); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the credential still works a minute after its Machine went")
+			t.Fatal("the credential still works after its Machine was deleted")
 		}
 	}
 }
@@ -154,9 +154,9 @@ func TestAttack_T54_CredentialsOfAMachine(t *testing.T) {
 
 	s.Attest("quarantine", "worker-0")
 	stolen := s.TokenOf(node.Probe())
-	for deadline := time.Now().Add(time.Minute); s.Usable(stolen); time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); s.Usable(stolen); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the credential still works a minute after the quarantine")
+			t.Fatal("the credential still works after the quarantine")
 		}
 	}
 	before := len(s.CSRs(replicas.ClientSigner))

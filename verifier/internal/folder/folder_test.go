@@ -384,7 +384,7 @@ func TestWatch(t *testing.T) {
 			// machines/ does not exist yet when the watch begins.
 			eventually := func(what string, good func(*Snapshot) bool) {
 				t.Helper()
-				deadline := time.After(20 * time.Second)
+				deadline := time.After(2 * time.Minute)
 				for {
 					select {
 					case s := <-snapshots:

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -439,19 +440,19 @@ func TestAttack_T51_SlowHeaders(t *testing.T) {
 	defer conn.Close()
 	began := time.Now()
 	go func() {
-		for range 100 { // a byte from time to time, indefinitely
+		for { // a byte from time to time, indefinitely
 			if _, err := io.WriteString(conn, "G"); err != nil {
 				return
 			}
 			time.Sleep(short / 4)
 		}
 	}()
-	if err := conn.SetReadDeadline(began.Add(20 * short)); err != nil {
+	// Without the bound the server waits for a minute.
+	if err := conn.SetReadDeadline(began.Add(bodyTimeout / 2)); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = io.ReadAll(conn)
-	if took := time.Since(began); took >= 20*short {
-		t.Errorf("still open after %v", took)
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("still open after %v", time.Since(began))
 	}
 }
 
@@ -478,7 +479,7 @@ func TestAttack_T61_AnUnreadBodyDoesNotHoldAConnection(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Without the bound the server waits for a minute.
-			if err := conn.SetReadDeadline(time.Now().Add(bodyTimeout / 6)); err != nil {
+			if err := conn.SetReadDeadline(time.Now().Add(bodyTimeout / 2)); err != nil {
 				t.Fatal(err)
 			}
 			answer, err := io.ReadAll(conn)

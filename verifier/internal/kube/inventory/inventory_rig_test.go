@@ -332,7 +332,7 @@ func (p *process) addControllers(m manager.Manager, o verifier.Options) error {
 // until waits for a condition. check returns why it is not true yet.
 func until(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := check()
 		if err == nil {

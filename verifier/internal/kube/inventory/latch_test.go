@@ -118,7 +118,7 @@ func TestInventory_ReconcilesAMachineWhoseQuarantineIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	ms.dropAttestation(types.NamespacedName{Namespace: "m", Name: "stop"})
-	for deadline := time.Now().Add(10 * time.Second); queue.Len() == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); queue.Len() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the Machine is not reconciled")
 		}
