@@ -111,29 +111,11 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	if len(authorities) == 0 {
 		return skip("the pointer config (%s) names no certificate authority, so there is no verifier to trust", data.From)
 	}
-	f := &flow.Flow{
-		Console:  a.console,
-		EventLog: a.eventLog,
-		Version:  agentVersion(),
-		Dialer:   client.NewDialer(authorities),
-	}
-	if err := a.addCloud(ctx, f, machine.ID); err != nil {
+	f, done, err := a.newFlow(ctx, machine, authorities)
+	if err != nil {
 		return err
 	}
-	word, _ := machine.Cmdline.Last("mcs-attest.ek")
-	tpm, err := a.waitForTPM(ctx, ekType(word, machine.ID))
-	if err != nil {
-		f.NoTPM = err
-		a.console.Step("no TPM evidence: %v", err)
-	} else {
-		f.TPM = tpm
-		defer func() { _ = tpm.close() }()
-		id := tpm.Identity()
-		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
-		if id.AKNote != "" {
-			a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
-		}
-	}
+	defer func() { _ = done() }()
 	out, err := a.attestTo(ctx, f, targets, authorities, data.Raw)
 	if err != nil || out == nil {
 		return err
@@ -147,6 +129,35 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	}
 	a.console.Step("delivered the pointer config with the token to Ignition")
 	return nil
+}
+
+// newFlow returns a flow with everything that this machine can prove. The caller calls done
+// afterwards.
+func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authorities []*x509.Certificate) (
+	f *flow.Flow, done func() error, err error) {
+	f = &flow.Flow{
+		Console:  a.console,
+		EventLog: a.eventLog,
+		Version:  agentVersion(),
+		Dialer:   client.NewDialer(authorities),
+	}
+	if err := a.addCloud(ctx, f, machine.ID); err != nil {
+		return nil, nil, err
+	}
+	word, _ := machine.Cmdline.Last("mcs-attest.ek")
+	tpm, err := a.waitForTPM(ctx, ekType(word, machine.ID))
+	if err != nil {
+		f.NoTPM = err
+		a.console.Step("no TPM evidence: %v", err)
+		return f, func() error { return nil }, nil
+	}
+	f.TPM = tpm
+	id := tpm.Identity()
+	a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
+	if id.AKNote != "" {
+		a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
+	}
+	return f, tpm.close, nil
 }
 
 // attestTo attests to each target and returns the pointer config with the tokens, or nil if no

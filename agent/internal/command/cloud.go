@@ -19,7 +19,7 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 		return err
 	}
 	if c == nil {
-		claims := flow.Claims(a.paths, platformID, "")
+		claims := flow.Claims(a.paths, platformID, "", a.stage())
 		f.Claims = func(context.Context) []byte { return claims }
 		return nil
 	}
@@ -32,9 +32,17 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 			printed = err.Error()
 			a.console.Step("no provider id in the claims: %v", err)
 		}
-		return flow.Claims(a.paths, platformID, id)
+		return flow.Claims(a.paths, platformID, id, a.stage())
 	}
 	return nil
+}
+
+// stage returns the claim about the stage of the boot, "" in the initramfs.
+func (a *agent) stage() string {
+	if a.late {
+		return flow.RealRoot
+	}
+	return ""
 }
 
 // identifyCloud adds the cloud's provider id and kinds of evidence to id. It returns false on other

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
@@ -31,6 +32,13 @@ type agent struct {
 	paths   paths.Paths
 	console *console.Console
 	out     io.Writer
+	// late is true in the real root.
+	late bool
+	// Tests replace reboot and pause, and set step, which is that of nextboot. All end early with an
+	// error if the context ends.
+	step   func(string) error
+	reboot func(context.Context) error
+	pause  func(context.Context, time.Duration) error
 }
 
 // hinted is an error with a hint for the administrator.
@@ -56,7 +64,7 @@ type command struct {
 
 // The standard library's flag package instead of cobra saves 0.3 MB in every initramfs.
 func (a *agent) commands() []command {
-	return []command{a.attest(), a.scrub(), a.report(), a.identify()}
+	return []command{a.attest(), a.scrub(), a.report(), a.firstboot(), a.identify()}
 }
 
 const about = `mcs-attest-agent proves which machine this is, before Ignition fetches its config.
@@ -87,6 +95,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		paths:   paths.Default(),
 		console: &console.Console{Out: stdout, Err: stderr},
 		out:     stdout,
+		reboot:  systemctlReboot,
+		pause:   sleep,
 	}
 	err := a.dispatch(ctx, args)
 	var usage usageError

@@ -25,12 +25,16 @@ type claims struct {
 	// ProviderID is the hint by which the verifier chooses the Machine that it checks.
 	ProviderID string `json:"providerID,omitempty"`
 	SMBIOSUUID string `json:"smbiosUUID,omitempty"`
+	Stage      string `json:"stage,omitempty"`
 }
 
+// RealRoot is the claim of a machine that attests in the real root. In the initramfs there is none.
+const RealRoot = "RealRoot"
+
 // Claims returns the claims as JSON. It omits what cannot be read.
-func Claims(p paths.Paths, platform, providerID string) []byte {
+func Claims(p paths.Paths, platform, providerID, stage string) []byte {
 	c := claims{BootID: word(p.BootID), Platform: platform, ProviderID: providerID,
-		SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID))}
+		SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID)), Stage: stage}
 	c.Hostname, _ = os.Hostname()
 	links, _ := filepath.Glob(filepath.Join(p.Network, "*", "address"))
 	for _, l := range links {

@@ -31,7 +31,7 @@ func (m *machine) inCloud(c *cloudtest.Machine) {
 	m.flow.Claims = func(ctx context.Context) []byte {
 		id, err := it.ProviderID(ctx)
 		ok(m.t, err)
-		return flow.Claims(paths.Paths{}, c.Platform, id)
+		return flow.Claims(paths.Paths{}, c.Platform, id, "")
 	}
 }
 

@@ -75,9 +75,12 @@ type Unchanged struct {
 	// NoVerifier is true if the server does not attest; "mcs-attest=require" turns that into an
 	// error.
 	NoVerifier bool
+	// Err is the final denial, or nil.
+	Err error
 }
 
 func (l *Unchanged) Error() string { return "the pointer config is unchanged: " + l.Why }
+func (l *Unchanged) Unwrap() error { return l.Err }
 
 // MissingEvidence reports that the pool's policy requires evidence that this machine cannot
 // produce.
@@ -257,7 +260,7 @@ type mode struct {
 func (m mode) enforced() bool { return m.name != "" && !m.audit }
 
 func (m mode) unchanged(err error) error {
-	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name)}
+	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name), Err: err}
 }
 
 // grant is a Grant that the gate has not accepted yet.

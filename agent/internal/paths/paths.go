@@ -8,6 +8,8 @@ package paths
 import (
 	"os"
 	"path/filepath"
+
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 )
 
 // Paths are the files and folders; [Default] fills them.
@@ -31,6 +33,8 @@ type Paths struct {
 	SMBIOSUUID      string
 	SMBIOSSerial    string
 	Network         string // sysfs, one folder for each link
+	Boot            string // where the boot partition is mounted
+	FirstBoot       string // the folder in which a pre-approved config has the agent's files
 	// A pointer config in the image with a provisioning token, for machines whose own pointer
 	// config cannot contain one.
 	ProvisioningToken string
@@ -62,6 +66,8 @@ var table = []struct {
 	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
 	{"MCS_ATTEST_SMBIOS_SERIAL", "/sys/class/dmi/id/product_serial", func(p *Paths) *string { return &p.SMBIOSSerial }},
 	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
+	{"MCS_ATTEST_BOOT", "/boot", func(p *Paths) *string { return &p.Boot }},
+	{"MCS_ATTEST_FIRSTBOOT", firstboot.Dir, func(p *Paths) *string { return &p.FirstBoot }},
 	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token",
 		func(p *Paths) *string { return &p.ProvisioningToken }},
 	{"MCS_ATTEST_AZURE_TOKEN_RESOURCE", "/etc/mcs-attest/azure-token-resource",

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/nextboot"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+)
+
+const (
+	// deniedPause is the pause after a final denial. An administrator may change the policy or enroll
+	// the machine.
+	deniedPause = 5 * time.Minute
+	// wholeTime limits the attempts to fetch the whole config. The token is valid for ten minutes by
+	// default.
+	wholeTime = 8 * time.Minute
+	// rebootPause is the pause before a reboot whose only purpose is another attestation.
+	rebootPause = time.Minute
+	// wholeAccept asks for the newest version that Ignition 2.14 reads. An agent in the real root
+	// cannot ask the Ignition of the initramfs for its version.
+	wholeAccept = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
+)
+
+func (a *agent) firstboot() command {
+	return command{
+		name:  "firstboot",
+		short: "attest in the real root, and have Ignition apply the whole config in the next boot",
+		long: `firstboot is for boot images whose initramfs does not have the agent. It runs in the
+real root of a machine that has only the pre-approved config. It attests, caps PCR 11,
+fetches the whole config, writes it to the boot partition and reboots. In the next boot
+Ignition applies it. The command then removes what is left on the boot partition.
+
+While the machine is denied, the command waits and tries again: nothing that needs the
+whole config starts. On every boot after that it only caps PCR 11.`,
+		run: func(ctx context.Context, _ []string) error { return a.runFirstboot(ctx) },
+	}
+}
+
+// attestedFile is a file of the agent's own folder, which is empty when the machine boots.
+const attestedFile = "attested"
+
+// errNotApplied means that the boot loader or Ignition did not apply a staged config.
+var errNotApplied = errors.New("the last boot staged the whole config, but Ignition did not apply it")
+
+// runFirstboot does what the state of the machine requires:
+//
+//   - Ignition has applied the whole config: remove the leftovers, cap;
+//   - an earlier run of this boot attested: reboot, because a capped machine cannot attest again;
+//   - an earlier boot staged a config, and Ignition did not apply it: remove it, and fail. Another
+//     attestation would end in the same way;
+//   - otherwise: remove an incomplete config of an earlier boot, attest, cap, fetch, stage, reboot.
+//
+// Everything that can fail for a local reason comes before the attestation, so that no token is used
+// for a config that cannot be applied.
+func (a *agent) runFirstboot(ctx context.Context) error {
+	boot := nextboot.Boot{Dir: a.paths.Boot, Note: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
+		Step: a.step}
+	state, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
+	if err != nil {
+		return fmt.Errorf("which config this machine has: %w", err)
+	}
+	machine, err := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
+	if err != nil {
+		return err
+	}
+	word, _ := machine.Cmdline.Last("mcs-attest")
+	switch {
+	case string(state) == firstboot.WholeConfig:
+		// A cap that fails does not keep the secret on the disk.
+		return errors.Join(boot.Clear(), a.capPCR(true))
+	case string(state) != firstboot.PreApproved:
+		return fmt.Errorf("which config this machine has: %s has unknown content",
+			filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
+	case word == "off":
+		a.console.Step("off, by kernel argument; the machine keeps the pre-approved config")
+		return errors.Join(boot.Clear(), a.capPCR(true))
+	case exists(a.paths.Own(attestedFile)):
+		return a.finish(ctx, boot)
+	case a.capped():
+		return hinted{errors.New("PCR 11 is capped already, so this boot can no longer attest"),
+			"reboot; if this persists, the image or the pre-approved config has mcs-attest-cap-root.service"}
+	case boot.Ignored():
+		return hinted{errors.Join(errNotApplied, boot.Clear(), a.capPCR(true)),
+			"the boot loader must start Ignition if ignition.firstboot exists in /boot, as on Fedora CoreOS"}
+	}
+	if _, ok := machine.Cmdline.Last("ignition.config.url"); ok {
+		return errors.New("the kernel argument ignition.config.url would make Ignition ignore the config in /boot")
+	}
+	if err := errors.Join(boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
+		return err
+	}
+	f, target, done, err := a.lateFlow(ctx, machine)
+	if err != nil {
+		return err
+	}
+	grant, err := a.untilGranted(ctx, f, target)
+	if err := errors.Join(err, done()); err != nil {
+		return err
+	}
+	// From here on no other program can attest as this machine, and neither can this one.
+	if err := delivery.WriteFile(a.paths.Own(attestedFile), nil); err != nil {
+		return err
+	}
+	if err := a.capPCR(true); err != nil {
+		return err
+	}
+	whole, err := a.fetchWhole(ctx, f.Dialer, target, grant)
+	if err != nil {
+		return a.again(ctx, err)
+	}
+	if err := boot.Stage(whole); err != nil {
+		return a.again(ctx, errors.Join(err, boot.Clear()))
+	}
+	return a.finish(ctx, boot)
+}
+
+// finish reboots after the cap: into Ignition if a config is staged, or else to attest again.
+func (a *agent) finish(ctx context.Context, boot nextboot.Boot) error {
+	if !boot.Staged() {
+		return a.again(ctx, errors.Join(errors.New("the last run ended before the config was on the boot partition"),
+			boot.Clear()))
+	}
+	if err := boot.WriteNote(); err != nil {
+		return err
+	}
+	a.console.Step("the whole config is on the boot partition; rebooting, so that Ignition applies it")
+	return a.reboot(ctx)
+}
+
+// again reboots after a pause, because only the next boot can attest.
+func (a *agent) again(ctx context.Context, why error) error {
+	a.console.Again("%v; rebooting in %v to attest again", why, rebootPause)
+	if err := a.pause(ctx, rebootPause); err != nil {
+		return err
+	}
+	return a.reboot(ctx)
+}
+
+// systemctlReboot asks systemd to reboot, and returns when systemd stops this process. It returns an
+// error in every case, so that nothing that requires its unit starts meanwhile.
+func systemctlReboot(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "systemctl", "--no-block", "reboot").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("reboot: %w: %.200q", err, out)
+	}
+	<-ctx.Done()
+	return errors.New("stopped for the reboot")
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("interrupted: %w", ctx.Err())
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// lateFlow returns the flow for the pointer config that the pre-approved config has. The caller calls
+// done afterwards.
+func (a *agent) lateFlow(ctx context.Context, machine platform.Machine) (*flow.Flow, flow.Target, func() error, error) {
+	var none flow.Target
+	raw, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.PointerFile))
+	if err != nil {
+		return nil, none, nil, fmt.Errorf("the pointer config: %w", err)
+	}
+	config, err := pointer.Parse(raw)
+	if err != nil {
+		return nil, none, nil, fmt.Errorf("the pointer config: %w", err)
+	}
+	targets, err := a.targets(config)
+	if err != nil {
+		return nil, none, nil, err
+	}
+	authorities, err := config.CertificateAuthorities()
+	if err != nil {
+		return nil, none, nil, fmt.Errorf("the pointer config: %w", err)
+	}
+	if len(targets) != 1 || len(authorities) == 0 {
+		return nil, none, nil, fmt.Errorf("the pointer config has %d servers and %d certificate authorities",
+			len(targets), len(authorities))
+	}
+	a.late = true
+	f, done, err := a.newFlow(ctx, machine, authorities)
+	return f, targets[0], done, err
+}
+
+// untilGranted attests until the verifier grants a token. A final denial is only a reason to wait
+// longer: the machine keeps the pre-approved config.
+func (a *agent) untilGranted(ctx context.Context, f *flow.Flow, t flow.Target) (*flow.Grant, error) {
+	for {
+		grant, err := f.Run(ctx, t)
+		if err == nil {
+			return grant, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		why := err.Error()
+		var unchanged *flow.Unchanged
+		if errors.As(err, &unchanged) {
+			why = unchanged.Why
+		}
+		a.console.Again("the machine keeps the pre-approved config and waits: %s; trying again in %v", why, deniedPause)
+		a.console.Hint(advice(err))
+		if err := a.pause(ctx, deniedPause); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// fetchWhole fetches the whole config with the token, and returns what Ignition will apply.
+func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target, g *flow.Grant) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, wholeTime)
+	defer cancel()
+	httpClient := d.HTTPClient()
+	// A redirect would send the token to another server.
+	httpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	defer httpClient.CloseIdleConnections()
+	for wait := time.Second; ; wait = min(2*wait, 15*time.Second) {
+		raw, temporary, err := fetchOnce(ctx, httpClient, t.URL, g)
+		if err == nil {
+			// Ignition would fail at a broken config in a boot that has no way back.
+			if _, err := pointer.Parse(raw); err != nil {
+				return nil, fmt.Errorf("the whole config: %w", err)
+			}
+			a.console.Step("received the whole config")
+			return firstboot.Whole(raw)
+		}
+		if !temporary || ctx.Err() != nil {
+			return nil, err
+		}
+		a.console.Step("%v; trying again", err)
+		if a.pause(ctx, wait) != nil {
+			return nil, err
+		}
+	}
+}
+
+func fetchOnce(ctx context.Context, c *http.Client, url string, g *flow.Grant) (raw []byte, temporary bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, false, fmt.Errorf("fetch the whole config: %w", client.Plain(err))
+	}
+	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
+	req.Header.Set("Accept", wholeAccept)
+	req.Header.Set("User-Agent", agentVersion())
+	resp, err := c.Do(req)
+	if err != nil {
+		return nil, true, fmt.Errorf("fetch the whole config: %w", client.Plain(err))
+	}
+	defer resp.Body.Close() //nolint:errcheck // it was only read
+	if code := resp.StatusCode; code != http.StatusOK {
+		return nil, code >= 500 || client.Passing(code), fmt.Errorf("fetch the whole config: HTTP status %d", code)
+	}
+	raw, err = io.ReadAll(io.LimitReader(resp.Body, pointer.MaxSize+1))
+	if err != nil {
+		return nil, true, fmt.Errorf("fetch the whole config: %w", client.Plain(err))
+	}
+	if len(raw) > pointer.MaxSize {
+		return nil, false, fmt.Errorf("fetch the whole config: it has more than %d bytes", pointer.MaxSize)
+	}
+	return raw, false, nil
+}

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vincent-petithory/dataurl"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+const wholeConfig = `{"ignition":{"version":"3.3.0"},"storage":{"files":[{"path":"/etc/secret","contents":{"source":"data:,s"}}]}}`
+
+var (
+	errRebooted = errors.New("rebooted")
+	errKilled   = errors.New("killed")
+)
+
+// stock is a machine with a stock boot image and the pre-approved config.
+type stock struct {
+	t        *testing.T
+	verifier *verifiertest.Verifier
+	tpm      *swtpmtest.TPM
+	paths    paths.Paths
+	out      bytes.Buffer
+	boots    int
+	pauses   []time.Duration
+	// step, reboot and pause are those of the agent in the next run.
+	step   func(string) error
+	reboot func(context.Context) error
+	pause  func(time.Duration) error
+	ctx    context.Context
+	kill   context.CancelFunc
+
+	mu   sync.Mutex
+	gets int
+}
+
+func newStock(t *testing.T) *stock {
+	t.Helper()
+	dir := t.TempDir()
+	m := &stock{t: t, verifier: &verifiertest.Verifier{}, tpm: swtpmtest.Start(t, "sha256")}
+	m.verifier.Change = func(c *mcsattestv1.ChallengeResponse) {
+		c.Unattested = mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED
+	}
+	m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || r.Header.Get("Authorization") != "Bearer "+verifiertest.Token {
+			return false
+		}
+		m.mu.Lock()
+		m.gets++
+		m.mu.Unlock()
+		_, _ = w.Write([]byte(wholeConfig))
+		return true
+	}
+	m.verifier.Start(t)
+	m.paths = paths.Paths{
+		Run: filepath.Join(dir, "run", "mcs-attest"), Cmdline: filepath.Join(dir, "cmdline"), TPM: m.tpm.Socket,
+		Boot: filepath.Join(dir, "boot"), FirstBoot: filepath.Join(dir, "etc"), BootID: filepath.Join(dir, "boot-id"),
+		Phase: filepath.Join(dir, "phase"),
+	}
+	for _, d := range []string{m.paths.Boot, m.paths.FirstBoot} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.write(m.paths.Cmdline, "quiet ignition.platform.id=metal\n")
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.PointerFile), string(m.verifier.Pointer("worker")))
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.StateFile), firstboot.PreApproved)
+	m.powerOn()
+	return m
+}
+
+func (m *stock) write(file, content string) {
+	m.t.Helper()
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// powerOn boots: the TPM is reset and /run is empty. As on CoreOS, Ignition applies the config in /boot
+// if the flag exists. It does not remove either, so that the agent has to.
+func (m *stock) powerOn() {
+	m.t.Helper()
+	m.boots++
+	m.tpm.Reboot()
+	m.write(m.paths.BootID, strings.Repeat(string(rune('a'+m.boots)), 36))
+	if err := os.RemoveAll(m.paths.Run); err != nil {
+		m.t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(m.paths.Boot, "ignition.firstboot")); err == nil {
+		m.ignition()
+	}
+}
+
+// ignition applies the config in /boot: the file of the outer config, and that of the merged one.
+func (m *stock) ignition() {
+	m.t.Helper()
+	var outer struct {
+		Ignition struct {
+			Config struct{ Merge []struct{ Source string } }
+		}
+		Storage struct {
+			Files []struct {
+				Path     string
+				Contents struct{ Source string }
+			}
+		}
+	}
+	raw, err := os.ReadFile(filepath.Join(m.paths.Boot, "ignition", "config.ign"))
+	if err == nil {
+		err = json.Unmarshal(raw, &outer)
+	}
+	if err != nil || len(outer.Ignition.Config.Merge) != 1 || len(outer.Storage.Files) != 1 {
+		m.t.Fatalf("Ignition found %q: %v", raw, err)
+	}
+	inner, err := dataurl.DecodeString(outer.Ignition.Config.Merge[0].Source)
+	if err != nil || string(inner.Data) != wholeConfig {
+		m.t.Fatalf("Ignition would merge %v, %v", inner, err)
+	}
+	state, err := dataurl.DecodeString(outer.Storage.Files[0].Contents.Source)
+	if err != nil || outer.Storage.Files[0].Path != firstboot.Dir+"/"+firstboot.StateFile {
+		m.t.Fatalf("%+v %v", outer.Storage.Files, err)
+	}
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.StateFile), string(state.Data))
+}
+
+// run runs the command once, as its unit does in each boot. A panic is the loss of power.
+func (m *stock) run() (err error) {
+	m.t.Helper()
+	defer func() {
+		if p := recover(); p != nil {
+			err = errKilled
+		}
+	}()
+	m.ctx, m.kill = context.WithTimeout(m.t.Context(), time.Minute)
+	defer m.kill()
+	m.out.Reset()
+	a := &agent{
+		paths: m.paths, console: &console.Console{Out: &m.out, Err: &m.out}, out: &m.out, step: m.step,
+		reboot: func(ctx context.Context) error {
+			if m.reboot != nil {
+				return m.reboot(ctx)
+			}
+			return errRebooted
+		},
+		pause: func(ctx context.Context, d time.Duration) error {
+			m.pauses = append(m.pauses, d)
+			if m.pause != nil {
+				return m.pause(d)
+			}
+			return ctx.Err()
+		},
+	}
+	return a.runFirstboot(m.ctx)
+}
+
+// left returns what is on the boot partition.
+func (m *stock) left() []string {
+	m.t.Helper()
+	all, err := filepath.Glob(filepath.Join(m.paths.Boot, "*"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return all
+}
+
+func (m *stock) state() string {
+	m.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(m.paths.FirstBoot, firstboot.StateFile))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// wantWhole boots until Ignition has applied the whole config.
+func (m *stock) wantWhole(boots int) {
+	m.t.Helper()
+	m.step, m.reboot, m.pause = nil, nil, nil
+	for range boots {
+		m.powerOn()
+		err := m.run()
+		if m.state() == firstboot.WholeConfig {
+			if err != nil || len(m.left()) > 0 || !strings.Contains(m.out.String(), "capped PCR 11") {
+				m.t.Errorf("after Ignition: %v, left %v\n%s", err, m.left(), m.out.String())
+			}
+			return
+		}
+		if !errors.Is(err, errRebooted) {
+			m.t.Fatalf("%v\n%s", err, m.out.String())
+		}
+	}
+	m.t.Fatalf("no whole config after %d boots", boots)
+}
+
+func TestFirstboot_FromThePreApprovedToTheWholeConfig(t *testing.T) {
+	m := newStock(t)
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatalf("%v\n%s", err, m.out.String())
+	}
+	if m.gets != 1 {
+		t.Errorf("%d uses of the token", m.gets)
+	}
+	if claims := m.verifier.Claims(); len(claims) != 1 || !strings.Contains(claims[0], `"stage":"RealRoot"`) {
+		t.Errorf("claims %q", claims)
+	}
+	for _, want := range []string{"attested as machine default/worker-0", "capped PCR 11", "received the whole config",
+		"rebooting, so that Ignition applies it"} {
+		if !strings.Contains(m.out.String(), want) {
+			t.Errorf("no %q in\n%s", want, m.out.String())
+		}
+	}
+	if strings.Contains(m.out.String(), verifiertest.Token) {
+		t.Error("the token is on the console")
+	}
+	m.wantWhole(1)
+	m.powerOn()
+	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") || m.gets != 1 {
+		t.Errorf("on a later boot: %v, %d uses\n%s", err, m.gets, m.out.String())
+	}
+}
+
+// The machine loses its power after each step, and boots again.
+func TestFirstboot_PowerLossAfterEachStep(t *testing.T) {
+	deny := func(m *stock) error { m.kill(); return errKilled }
+	for name, c := range map[string]struct {
+		set   func(m *stock)
+		boots int // until Ignition has applied the config
+		gets  int
+	}{
+		"while it attests": {func(m *stock) {
+			m.verifier.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+				m.verifier.AttestFunc = nil
+				return nil, deny(m)
+			}
+		}, 2, 1},
+		"while it fetches": {func(m *stock) {
+			front := m.verifier.GateFunc
+			m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method != http.MethodGet {
+					return false
+				}
+				m.verifier.GateFunc = front
+				_ = deny(m)
+				panic(http.ErrAbortHandler)
+			}
+		}, 2, 1},
+		"with the folder":             {func(m *stock) { m.step = killAt("folder") }, 2, 2},
+		"with half a config":          {func(m *stock) { m.step = killAt("temporary") }, 2, 2},
+		"with a config, without flag": {func(m *stock) { m.step = killAt("config") }, 2, 2},
+		"with config and flag":        {func(m *stock) { m.step = killAt("flag") }, 1, 1},
+		"with the note":               {func(m *stock) { m.step = killAt("note") }, 1, 1},
+		"before the reboot":           {func(m *stock) { m.reboot = func(context.Context) error { return errKilled } }, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newStock(t)
+			// Power loss leaves no time to clean up.
+			m.pause = func(time.Duration) error { return errKilled }
+			c.set(m)
+			if err := m.run(); err == nil || errors.Is(err, errRebooted) {
+				t.Fatalf("not killed: %v\n%s", err, m.out.String())
+			}
+			m.wantWhole(c.boots)
+			if m.gets != c.gets {
+				t.Errorf("%d uses of tokens instead of %d", m.gets, c.gets)
+			}
+		})
+	}
+}
+
+func killAt(step string) func(string) error {
+	return func(name string) error {
+		if name == step {
+			panic(errKilled)
+		}
+		return nil
+	}
+}
+
+// A process that is killed, and started again in the same boot, cannot attest again.
+func TestFirstboot_KilledAndStartedAgain(t *testing.T) {
+	for _, step := range []string{"folder", "temporary", "config", "flag", "note"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			m := newStock(t)
+			m.step = killAt(step)
+			if err := m.run(); !errors.Is(err, errKilled) {
+				t.Fatal(err)
+			}
+			m.step = nil
+			whole := step == "flag" || step == "note"
+			err := m.run()
+			if !errors.Is(err, errRebooted) || (len(m.left()) == 0) == whole || (len(m.pauses) == 0) != whole {
+				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
+			}
+			if n := len(m.verifier.Claims()); n != 1 {
+				t.Errorf("%d attestations in one boot", n)
+			}
+			m.wantWhole(2)
+		})
+	}
+}
+
+// The machine stays with the pre-approved config, says why, and waits.
+func TestFirstboot_DeniedMachineWaits(t *testing.T) {
+	m := newStock(t)
+	m.verifier.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+		return nil, verifiertest.Denial(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, false)
+	}
+	m.pause = func(time.Duration) error {
+		if len(m.left()) > 0 || m.state() != firstboot.PreApproved || strings.Contains(m.out.String(), "capped") {
+			t.Errorf("it does not only wait: %v\n%s", m.left(), m.out.String())
+		}
+		if len(m.pauses) == 2 { // an administrator changes the policy
+			m.verifier.AttestFunc = nil
+		}
+		return nil
+	}
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 2 || m.pauses[0] != deniedPause {
+		t.Fatalf("%v, %v\n%s", err, m.pauses, m.out.String())
+	}
+	if !strings.Contains(m.out.String(), "the machine keeps the pre-approved config and waits: ") ||
+		!strings.Contains(m.out.String(), "hint: this machine's TPM, boot chain") {
+		t.Errorf("it does not say why it waits:\n%s", m.out.String())
+	}
+	m.wantWhole(1)
+}
+
+// After the cap only the next boot can attest, so the machine reboots, and leaves no config behind.
+func TestFirstboot_NoConfigAfterTheToken(t *testing.T) {
+	for name, answer := range map[string]func(http.ResponseWriter){
+		"an invalid config": func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"ignition":{"version":"9.0.0"}}`)) },
+		"no config":         func(http.ResponseWriter) {},
+		"a denial":          func(w http.ResponseWriter) { w.WriteHeader(http.StatusUnauthorized) },
+		"a redirect": func(w http.ResponseWriter) {
+			w.Header().Set("Location", "https://elsewhere.test/")
+			w.WriteHeader(http.StatusFound)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newStock(t)
+			honest := m.verifier.GateFunc
+			m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodGet {
+					answer(w)
+				}
+				return r.Method == http.MethodGet
+			}
+			if err := m.run(); !errors.Is(err, errRebooted) || len(m.left()) > 0 || len(m.pauses) == 0 ||
+				m.pauses[len(m.pauses)-1] != rebootPause {
+				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
+			}
+			m.verifier.GateFunc = honest
+			m.wantWhole(2)
+		})
+	}
+}
+
+// Otherwise the machine would attest and reboot indefinitely.
+func TestFirstboot_StopsIfIgnitionIgnoresTheConfig(t *testing.T) {
+	m := newStock(t)
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatal(err)
+	}
+	// A boot loader that does not know the flag.
+	m.tpm.Reboot()
+	m.write(m.paths.BootID, strings.Repeat("z", 36))
+	if err := os.RemoveAll(m.paths.Run); err != nil {
+		t.Fatal(err)
+	}
+	err := m.run()
+	if !errors.Is(err, errNotApplied) || len(m.left()) > 0 || len(m.verifier.Claims()) != 1 {
+		t.Fatalf("%v, left %v", err, m.left())
+	}
+	m.wantWhole(2)
+}
+
+func TestFirstboot_DoesNotAttestIfItCannotSucceed(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(m *stock)
+		want   string // "" for none
+	}{
+		"off": {func(m *stock) { m.write(m.paths.Cmdline, "mcs-attest=off\n") }, ""},
+		"a kernel argument that Ignition prefers": {func(m *stock) {
+			m.write(m.paths.Cmdline, "ignition.config.url=http://a.test/\n")
+		}, "ignition.config.url"},
+		"capped by another program": {func(m *stock) {
+			if err := os.MkdirAll(m.paths.Run, 0o700); err != nil {
+				m.t.Fatal(err)
+			}
+			m.write(m.paths.Own(cappedFile), "")
+		}, "PCR 11 is capped already"},
+		"no boot partition": {func(m *stock) { m.paths.Boot += "-none" }, "make "},
+		"no pointer config": {func(m *stock) {
+			m.write(filepath.Join(m.paths.FirstBoot, firstboot.PointerFile), `{"ignition":{"version":"3.2.0"}}`)
+		}, "0 servers"},
+		"an unknown state": {func(m *stock) {
+			m.write(filepath.Join(m.paths.FirstBoot, firstboot.StateFile), "half")
+		}, "unknown content"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newStock(t)
+			c.change(m)
+			err := m.run()
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v\n%s", err, m.out.String())
+			}
+			if n := len(m.verifier.Claims()); n != 0 || m.gets != 0 || len(m.left()) != 0 {
+				t.Errorf("%d attestations, %d uses, left %v", n, m.gets, m.left())
+			}
+		})
+	}
+}

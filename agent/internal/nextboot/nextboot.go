@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nextboot has an unpatched Ignition apply a config in the next boot, as Fedora CoreOS and
+// RHCOS do after an installation.
+//
+// Two files on the boot partition do that:
+//
+//	ignition/config.ign   the config, mode 0600. The initramfs copies it to Ignition's user.ign
+//	ignition.firstboot    empty. GRUB then starts the kernel with ignition.firstboot
+//
+// [Boot.Stage] writes them in this order, each of them durably, and then a note that this boot
+// staged a config. So after a crash at any point the next boot is either an ordinary one, or one in
+// which Ignition applies the whole config. [Boot.Clear] removes what is left. Both may run again.
+//
+// The config is secret. It is on the boot partition from Stage until Ignition has applied it.
+package nextboot
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	folder    = "ignition"
+	config    = "config.ign"
+	temporary = ".mcs-attest.tmp"
+	flag      = "ignition.firstboot"
+)
+
+// minFree is the space that must be free on the boot partition, in bytes. A config has at most 16 MiB,
+// and a third more in base64.
+const minFree = 32 << 20
+
+// Boot is the boot partition.
+type Boot struct {
+	// Dir is where it is mounted.
+	Dir string
+	// Note is a file on the root file system, which has the id of the boot that staged a config.
+	Note string
+	// BootID is the id of this boot.
+	BootID string
+
+	// Step, if set, is called after each step of Stage. An error ends Stage, as a crash would.
+	Step func(name string) error
+}
+
+// Prepare makes the boot partition writable, and checks that a config fits.
+func (b Boot) Prepare() error {
+	if err := b.writable(); err != nil {
+		return fmt.Errorf("make %s writable: %w", b.Dir, err)
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(b.Dir, &s); err != nil {
+		return fmt.Errorf("read the free space of %s: %w", b.Dir, err)
+	}
+	if free := s.Bavail * uint64(s.Bsize); free < minFree { //nolint:unconvert // the types differ by architecture
+		return fmt.Errorf("%s has %d bytes free; %d are needed", b.Dir, free, minFree)
+	}
+	return nil
+}
+
+// writable remounts the boot partition if it is read-only, with its other options.
+func (b Boot) writable() error {
+	probe := filepath.Join(b.Dir, temporary)
+	err := write(probe, nil)
+	if errors.Is(err, unix.EROFS) {
+		var s unix.Statfs_t
+		if err := unix.Statfs(b.Dir, &s); err != nil {
+			return err
+		}
+		// The flags of statfs and mount have the same values (statfs(2), f_flags).
+		keep := uintptr(s.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_RELATIME)
+		if err := unix.Mount("", b.Dir, "", unix.MS_REMOUNT|keep, ""); err != nil {
+			return os.NewSyscallError("mount", err)
+		}
+		err = write(probe, nil)
+	}
+	return errors.Join(err, remove(probe))
+}
+
+// Stage makes the next boot apply the config.
+func (b Boot) Stage(content []byte) error {
+	if len(content) == 0 {
+		return errors.New("the config is empty")
+	}
+	dir := filepath.Join(b.Dir, folder)
+	for _, s := range []struct {
+		name string
+		do   func() error
+	}{
+		{"folder", func() error { return errors.Join(os.MkdirAll(dir, 0o700), sync(b.Dir)) }},
+		{"temporary", func() error { return write(filepath.Join(dir, temporary), content) }},
+		{"config", func() error {
+			return errors.Join(os.Rename(filepath.Join(dir, temporary), filepath.Join(dir, config)), sync(dir))
+		}},
+		{"flag", func() error { return errors.Join(write(filepath.Join(b.Dir, flag), nil), sync(b.Dir)) }},
+		{"note", b.WriteNote},
+	} {
+		err := s.do()
+		if err == nil && b.Step != nil {
+			err = b.Step(s.name)
+		}
+		if err != nil {
+			return fmt.Errorf("stage the config for the next boot (%s): %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// WriteNote writes the note, after which the machine only has to boot again.
+func (b Boot) WriteNote() error {
+	if err := os.MkdirAll(filepath.Dir(b.Note), 0o755); err != nil {
+		return err
+	}
+	return errors.Join(write(b.Note, []byte(b.BootID)), sync(filepath.Dir(b.Note)))
+}
+
+// Staged reports whether the next boot applies a config.
+func (b Boot) Staged() bool {
+	return exists(filepath.Join(b.Dir, folder, config)) && exists(filepath.Join(b.Dir, flag))
+}
+
+// Ignored reports whether an earlier boot staged a config completely.
+func (b Boot) Ignored() bool {
+	id, err := os.ReadFile(b.Note)
+	return err == nil && !bytes.Equal(id, []byte(b.BootID))
+}
+
+// Clear removes a config, complete or not, and its note. The flag goes first, so that no boot finds a
+// flag without its config. Without any of them, Clear does not write to the boot partition.
+func (b Boot) Clear() error {
+	dir := filepath.Join(b.Dir, folder)
+	left := []string{
+		filepath.Join(b.Dir, flag), filepath.Join(b.Dir, temporary),
+		filepath.Join(dir, config), filepath.Join(dir, temporary),
+	}
+	var errs []error
+	for _, file := range left {
+		if !exists(file) {
+			continue
+		}
+		if err := b.writable(); err != nil {
+			return fmt.Errorf("make %s writable: %w", b.Dir, err)
+		}
+		errs = append(errs, remove(file), sync(filepath.Dir(file)))
+	}
+	// It may have files of others.
+	if err := os.Remove(dir); err == nil {
+		errs = append(errs, sync(b.Dir))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove the staged config: %w", err)
+	}
+	return remove(b.Note)
+}
+
+// write writes a file with mode 0600, durably.
+func write(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// sync makes the entries of a folder durable.
+func sync(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if errors.Is(err, unix.EINVAL) { // vfat has no fsync of folders
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nextboot_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/nextboot"
+)
+
+func newBoot(t *testing.T) nextboot.Boot {
+	t.Helper()
+	dir := t.TempDir()
+	b := nextboot.Boot{Dir: filepath.Join(dir, "boot"), Note: filepath.Join(dir, "etc", "staged"), BootID: "one"}
+	if err := os.Mkdir(b.Dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// list returns the files of the boot partition, as paths below it.
+func list(t *testing.T, b nextboot.Boot) []string {
+	t.Helper()
+	var all []string
+	err := filepath.WalkDir(b.Dir, func(path string, d os.DirEntry, err error) error {
+		if path != b.Dir && err == nil {
+			name, _ := filepath.Rel(b.Dir, path)
+			all = append(all, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestStage_WritesTheConfigBeforeTheFlag(t *testing.T) {
+	b := newBoot(t)
+	if err := b.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, b); len(got) != 0 || b.Staged() || b.Ignored() {
+		t.Fatalf("before: %v", got)
+	}
+	if err := b.Stage([]byte("a secret")); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, b); !slices.Equal(got, []string{"ignition", "ignition/config.ign", "ignition.firstboot"}) {
+		t.Errorf("%v", got)
+	}
+	for name, want := range map[string]string{"ignition": "drwx------", "ignition/config.ign": "-rw-------"} {
+		if info, err := os.Stat(filepath.Join(b.Dir, name)); err != nil || info.Mode().String() != want {
+			t.Errorf("%s: %v %v", name, info.Mode(), err)
+		}
+	}
+	// GRUB executes the flag's content.
+	if raw, err := os.ReadFile(filepath.Join(b.Dir, "ignition.firstboot")); err != nil || len(raw) != 0 {
+		t.Errorf("the flag has %q, %v", raw, err)
+	}
+	if !b.Staged() || b.Ignored() {
+		t.Error("not staged by this boot")
+	}
+	if b.BootID = "two"; !b.Ignored() {
+		t.Error("the next boot does not see that its config was ignored")
+	}
+	if err := errors.Join(b.Clear(), b.Clear()); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, b); len(got) != 0 || b.Staged() || b.Ignored() {
+		t.Errorf("after: %v", got)
+	}
+}
+
+// A crash after any step leaves no flag without a whole config, and nothing that Clear does not remove.
+func TestStage_CrashAfterEachStep(t *testing.T) {
+	crash := errors.New("power loss")
+	for _, at := range []string{"folder", "temporary", "config", "flag", "note"} {
+		t.Run(at, func(t *testing.T) {
+			b := newBoot(t)
+			b.Step = func(name string) error {
+				got := list(t, b)
+				flagged := slices.Contains(got, "ignition.firstboot")
+				config, _ := os.ReadFile(filepath.Join(b.Dir, "ignition", "config.ign"))
+				if flagged != (name == "flag" || name == "note") || flagged && string(config) != "a secret" {
+					t.Errorf("after %s: %v, config %q", name, got, config)
+				}
+				if name == at {
+					return crash
+				}
+				return nil
+			}
+			if err := b.Stage([]byte("a secret")); !errors.Is(err, crash) {
+				t.Fatal(err)
+			}
+			b.BootID = "two"
+			if err := b.Clear(); err != nil {
+				t.Fatal(err)
+			}
+			if got := list(t, b); len(got) != 0 || b.Ignored() {
+				t.Errorf("left: %v", got)
+			}
+			b.Step = nil
+			if err := b.Stage([]byte("another one")); err != nil || !b.Staged() {
+				t.Errorf("again: %v", err)
+			}
+		})
+	}
+}
+
+func TestStage_RejectsAnEmptyConfig(t *testing.T) {
+	b := newBoot(t)
+	if err := b.Stage(nil); err == nil || len(list(t, b)) != 0 {
+		t.Errorf("%v %v", err, list(t, b))
+	}
+}
+
+func TestPrepare_FailsBeforeAnythingIsUsed(t *testing.T) {
+	b := newBoot(t)
+	b.Dir = filepath.Join(b.Dir, "none")
+	if err := b.Prepare(); err == nil {
+		t.Error("a folder that does not exist")
+	}
+}
+
+// Files of others stay.
+func TestClear_KeepsForeignFiles(t *testing.T) {
+	b := newBoot(t)
+	foreign := filepath.Join(b.Dir, "ignition", "foreign")
+	if err := errors.Join(os.Mkdir(filepath.Dir(foreign), 0o700), os.WriteFile(foreign, nil, 0o600), b.Stage([]byte("c")),
+		b.Clear()); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, b); !slices.Equal(got, []string{"ignition", "ignition/foreign"}) {
+		t.Errorf("%v", got)
+	}
+}
