@@ -6,15 +6,17 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 )
 
 const resolvConf = "/etc/resolv.conf"
 
 // Offline reports whether err arose because this machine's network is not up yet: it has no address
-// except loopback and link-local ones, or a name cannot be resolved because no name server is
-// configured. Such an attempt sent nothing to a server.
+// except loopback and link-local ones, or none of the server's family, or a name cannot be resolved
+// because no name server is configured. Such an attempt sent nothing to a server.
 func Offline(err error) bool {
 	addresses, addressErr := net.InterfaceAddrs()
 	return addressErr == nil && offline(err, addresses, nameServers(resolvConf))
@@ -23,6 +25,9 @@ func Offline(err error) bool {
 func offline(err error, addresses []net.Addr, servers []string) bool {
 	if err == nil {
 		return false
+	}
+	if errors.Is(err, errNoAddress) {
+		return true
 	}
 	var name *net.DNSError
 	if errors.As(err, &name) && len(servers) == 0 {
@@ -39,9 +44,35 @@ func offline(err error, addresses []net.Addr, servers []string) bool {
 // newDialer returns a dialer for TCP.
 func newDialer() *net.Dialer {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, nameServer(address, nameServers(resolvConf)))
+		dialer := &net.Dialer{ControlContext: requireAddress}
+		return dialer.DialContext(ctx, network, nameServer(address, nameServers(resolvConf)))
 	}}
-	return &net.Dialer{Timeout: dialTime, Resolver: resolver}
+	return &net.Dialer{Timeout: dialTime, Resolver: resolver, ControlContext: requireAddress}
+}
+
+var errNoAddress = errors.New("this machine has no IPv4 address yet")
+
+// requireAddress prevents a connection from 0.0.0.0. While NetworkManager checks that no other machine has
+// a static IPv4 address, the route to the network exists, and the address does not.
+func requireAddress(_ context.Context, _, destination string, _ syscall.RawConn) error {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil // the connection itself then fails, or not
+	}
+	return sendable(destination, addresses)
+}
+
+func sendable(destination string, addresses []net.Addr) error {
+	to, err := netip.ParseAddrPort(destination)
+	if err != nil || to.Addr().IsLoopback() || !to.Addr().Unmap().Is4() {
+		return nil
+	}
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
+			return nil
+		}
+	}
+	return errNoAddress
 }
 
 // nameServer returns the address to query instead of address. Package net reads resolv.conf at most

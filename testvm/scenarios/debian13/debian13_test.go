@@ -98,6 +98,10 @@ func TestDebian13WithAStaticAddressAndAProxy(t *testing.T) {
 	if strings.Contains(node.Journal(), "dhcp4 (") || !strings.Contains(node.Journal(), " node77 ") {
 		t.Error("the machine did not use its static address and name")
 	}
+	// The route exists before the address does.
+	if node.Said("mcs-attest: .*i/o timeout") {
+		t.Error("the agent sent packets without its address")
+	}
 }
 
 // PCR 11 is left to systemd, which extends it at both ends of the initramfs.
