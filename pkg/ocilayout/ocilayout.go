@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ocilayout extracts files from a container image that is stored as an OCI image layout, for
+// commands that compute reference values from an image.
+//
+// The image is hostile: no file is written outside of the destination, and all sizes are bounded.
+package ocilayout
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+)
+
+// Limits on an image. Those of operating systems have about 100 layers, and 100 000 files in 3 GB.
+const (
+	maxDocument = 4 << 20
+	maxLayers   = 1000
+	maxEntries  = 4 << 20 // of all layers
+	maxFiles    = 1000    // that are extracted
+	maxBytes    = 8 << 30 // of extracted files
+	maxUnpacked = 64 << 30
+)
+
+// Extract writes those files of an image to a folder whose path in the image is wanted. It verifies the
+// digests of all blobs. Links are files with the content of their target if they are hard links, as
+// OSTree has them; other links are not extracted.
+func Extract(layout fs.FS, to *os.Root, wanted func(path string) bool) error {
+	m, err := manifest(layout)
+	if err != nil {
+		return err
+	}
+	if len(m.Layers) > maxLayers {
+		return fmt.Errorf("the image has more than %d layers", maxLayers)
+	}
+	x := &extraction{layout: layout, to: to, wanted: wanted, files: map[string]int{}}
+	for i, l := range m.Layers {
+		x.layer = i
+		if err := x.extract(l); err != nil {
+			return fmt.Errorf("layer %s: %w", l.Digest, err)
+		}
+	}
+	return nil
+}
+
+// descriptor describes a blob (OCI Image Format Specification, descriptor.md).
+type descriptor struct {
+	MediaType string `json:"mediaType"`
+	Digest    string `json:"digest"`
+}
+
+// document is an index or a manifest of the image.
+type document struct {
+	Manifests []descriptor `json:"manifests"`
+	Layers    []descriptor `json:"layers"`
+}
+
+// manifest returns the only manifest of the layout.
+func manifest(layout fs.FS) (*document, error) {
+	f, err := layout.Open("index.json")
+	if err != nil {
+		return nil, fmt.Errorf("not an OCI image layout: %w", err)
+	}
+	defer f.Close()
+	d, err := decode(f)
+	if err != nil {
+		return nil, fmt.Errorf("index.json: %w", err)
+	}
+	for range 3 { // an index can contain an index
+		if len(d.Layers) > 0 {
+			return d, nil
+		}
+		if len(d.Manifests) != 1 {
+			return nil, fmt.Errorf("%d images in the layout, expected 1. Copy one architecture of one image",
+				len(d.Manifests))
+		}
+		b, err := open(layout, d.Manifests[0].Digest)
+		if err != nil {
+			return nil, err
+		}
+		d, err = decode(b)
+		if err = errors.Join(err, b.verify(), b.Close()); err != nil {
+			return nil, fmt.Errorf("manifest: %w", err)
+		}
+	}
+	return nil, errors.New("no manifest with layers")
+}
+
+func decode(r io.Reader) (*document, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxDocument+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxDocument {
+		return nil, fmt.Errorf("more than %d bytes", maxDocument)
+	}
+	var d document
+	return &d, json.Unmarshal(text, &d)
+}
+
+// blob is a file whose digest is compared after it was read.
+type blob struct {
+	io.Reader
+	io.Closer
+	verify func() error
+}
+
+func open(layout fs.FS, digest string) (*blob, error) {
+	text, ok := strings.CutPrefix(digest, "sha256:")
+	if want, err := hex.DecodeString(text); !ok || err != nil || len(want) != sha256.Size {
+		return nil, fmt.Errorf("digest %q is not supported", digest)
+	}
+	f, err := layout.Open("blobs/sha256/" + text)
+	if err != nil {
+		return nil, err
+	}
+	h := sha256.New()
+	r := io.TeeReader(f, h)
+	return &blob{r, f, func() error {
+		if _, err := io.Copy(io.Discard, r); err != nil {
+			return err
+		}
+		if got := hex.EncodeToString(h.Sum(nil)); got != text {
+			return fmt.Errorf("the digest is %s, expected %s", got, text)
+		}
+		return nil
+	}}, nil
+}
+
+// extraction is the state of one image.
+type extraction struct {
+	layout  fs.FS
+	to      *os.Root
+	wanted  func(string) bool
+	files   map[string]int // that are extracted, and their layer
+	layer   int
+	entries int
+	bytes   int64
+}
+
+// extract applies one layer (OCI Image Format Specification, layer.md). The target of a hard link is
+// before the link, so such a layer is read again.
+func (x *extraction) extract(l descriptor) error {
+	links := map[string][]string{} // wanted paths, by their target
+	err := x.read(l, func(h *tar.Header, name string, content io.Reader) error {
+		dir, base := path.Split(name)
+		hidden, isWhiteout := strings.CutPrefix(base, ".wh.")
+		switch {
+		case base == ".wh..wh..opq":
+			return x.remove(dir)
+		case isWhiteout:
+			return errors.Join(x.remove(dir+hidden), x.remove(dir+hidden+"/"))
+		case !x.wanted(name):
+			return nil
+		}
+		for key := range h.PAXRecords {
+			if strings.HasPrefix(key, "GNU.sparse.") {
+				return fmt.Errorf("%s is a sparse file, which is not supported", name)
+			}
+		}
+		if err := x.remove(name); err != nil {
+			return err
+		}
+		switch h.Typeflag {
+		case tar.TypeReg:
+			return x.write(name, content)
+		case tar.TypeLink:
+			target := clean(h.Linkname)
+			links[target] = append(links[target], name)
+		}
+		return nil
+	})
+	if err != nil || len(links) == 0 {
+		return err
+	}
+	return x.read(l, func(h *tar.Header, name string, content io.Reader) error {
+		names := links[name]
+		if len(names) == 0 || h.Typeflag != tar.TypeReg {
+			return nil
+		}
+		delete(links, name)
+		if err := x.write(names[0], content); err != nil {
+			return err
+		}
+		for _, n := range names[1:] {
+			if err := x.create(n, func() error { return x.to.Link(names[0], n) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// read calls f for each entry of a layer.
+func (x *extraction) read(l descriptor, f func(*tar.Header, string, io.Reader) error) error {
+	b, err := open(x.layout, l.Digest)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	var r io.Reader = b
+	switch {
+	case strings.HasSuffix(l.MediaType, "+gzip"), strings.HasSuffix(l.MediaType, ".gzip"):
+		if r, err = gzip.NewReader(b); err != nil {
+			return err
+		}
+	case !strings.HasSuffix(l.MediaType, ".tar"):
+		return fmt.Errorf("media type %q is not supported. Use 'skopeo copy --dest-compress-format gzip'", l.MediaType)
+	}
+	limited := &io.LimitedReader{R: r, N: maxUnpacked}
+	archive := tar.NewReader(limited)
+	for {
+		h, err := archive.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if x.entries++; x.entries > maxEntries {
+			return fmt.Errorf("the image has more than %d files", maxEntries)
+		}
+		if err := f(h, clean(h.Name), archive); err != nil {
+			return err
+		}
+	}
+	if limited.N == 0 {
+		return fmt.Errorf("more than %d bytes", int64(maxUnpacked))
+	}
+	return b.verify()
+}
+
+// clean returns a path of an archive without a leading slash, and without a way out of the image.
+func clean(name string) string { return path.Clean("/" + name)[1:] }
+
+// remove deletes a file of a lower layer, or with a slash at the end, all files of lower layers in a
+// folder.
+func (x *extraction) remove(name string) error {
+	for have, layer := range x.files {
+		if have != name && !(strings.HasSuffix(name, "/") && strings.HasPrefix(have, name)) {
+			continue
+		}
+		if layer == x.layer && have != name {
+			continue
+		}
+		delete(x.files, have)
+		if err := x.to.Remove(have); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *extraction) write(name string, content io.Reader) error {
+	return x.create(name, func() error {
+		f, err := x.to.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		n, err := io.Copy(f, io.LimitReader(content, maxBytes-x.bytes+1))
+		if x.bytes += n; x.bytes > maxBytes {
+			err = fmt.Errorf("more than %d bytes", int64(maxBytes))
+		}
+		return errors.Join(err, f.Close())
+	})
+}
+
+func (x *extraction) create(name string, create func() error) error {
+	if err := x.remove(name); err != nil {
+		return err
+	}
+	if len(x.files) == maxFiles {
+		return fmt.Errorf("more than %d files of the image are wanted", maxFiles)
+	}
+	x.files[name] = x.layer
+	if err := x.to.MkdirAll(path.Dir(name), 0o700); err != nil {
+		return err
+	}
+	return create()
+}
