@@ -61,11 +61,7 @@ func (n *Node) withNameServer(address string) []string {
 	n.r.t.Helper()
 	file := filepath.Join(n.dir, "resolv.conf")
 	n.r.fatal(os.WriteFile(file, []byte("nameserver "+address+"\n"), 0o644), "name server")
-	program := []string{"unshare", "--mount"}
-	if os.Getuid() != 0 {
-		program = append(program, "--map-root-user")
-	}
-	return append(program, "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, file)
+	return []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, file}
 }
 
 // nameServer starts a name server that resolves one name to [Host], and returns its address. The port is
@@ -76,7 +72,7 @@ func (n *Node) nameServer(name string) string {
 	_, err := rand.Read(address[13:])
 	n.r.fatal(err, "name server")
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: address, Port: 53})
-	n.r.fatal(err, "name server (an unprivileged user needs net.ipv4.ip_unprivileged_port_start=53)")
+	n.r.fatal(err, "name server")
 	n.r.t.Cleanup(func() { conn.Close() })
 	go func() {
 		buffer := make([]byte, 4096)

@@ -17,8 +17,8 @@
 //
 // Results of slow builds (initramfs, root disk, unified kernel images, a newer Ignition, a root file
 // system of Debian 13) are stored in ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of all
-// inputs. Nothing is installed into the system, nothing needs root, and nothing is written outside of
-// the cache and the artifacts folder.
+// inputs. Nothing is installed into the system, and nothing is written outside of the cache and the
+// artifacts folder. Only Debian 13, which mmdebstrap builds, and a name server of [Network] need root.
 //
 // A failed test keeps its machines' serial logs, their journals and the verifier's log under
 // artifacts/<test>.

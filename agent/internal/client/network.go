@@ -15,8 +15,8 @@ import (
 const resolvConf = "/etc/resolv.conf"
 
 // Offline reports whether err arose because this machine's network is not up yet: it has no address
-// except loopback and link-local ones, or none of the server's family, or a name cannot be resolved
-// because no name server is configured. Such an attempt sent nothing to a server.
+// except loopback and link-local ones, none of the server's family, or no route to the server. Or a name
+// cannot be resolved because no name server is configured. Such an attempt sent nothing to a server.
 func Offline(err error) bool {
 	addresses, addressErr := net.InterfaceAddrs()
 	return addressErr == nil && offline(err, addresses, nameServers(resolvConf))
@@ -26,7 +26,7 @@ func offline(err error, addresses []net.Addr, servers []string) bool {
 	if err == nil {
 		return false
 	}
-	if errors.Is(err, errNoAddress) {
+	if errors.Is(err, errNoAddress) || errors.Is(err, syscall.ENETUNREACH) {
 		return true
 	}
 	var name *net.DNSError

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 )
 
@@ -40,6 +41,8 @@ func TestOffline_UntilThereIsAnAddressAndANameServer(t *testing.T) {
 		{"a lease, and the server is down", errors.New("connection refused"), leased, nil, false},
 		{"only IPv6, and the server is down", errors.New("connection refused"), []net.Addr{address("2001:db8::1/64")}, nil,
 			false},
+		{"a lease of another network, no route yet",
+			&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}, leased, nil, true},
 		{"IPv6, and the server has an IPv4 address", &net.OpError{Op: "dial", Err: errNoAddress},
 			[]net.Addr{address("2001:db8::1/64")}, nil, true},
 		{"a lease, no name server yet", dns, leased, nil, true},
