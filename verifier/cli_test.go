@@ -53,6 +53,7 @@ func TestCommands(t *testing.T) {
 			"serving": serving(t),
 			"boots":   boots(t),
 			"logged":  logged,
+			"fetches": fetches,
 		},
 	})
 }

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -94,6 +96,19 @@ func logged(ts *testscript.TestScript, neg bool, args []string) {
 	text := found.(*walk).v.log.everything()
 	if regexp.MustCompile(args[1]).MatchString(text) == neg {
 		ts.Fatalf("log:\n%s", text)
+	}
+}
+
+// fetches is the script command "fetches DIR FILE STATUS": the gate of the verifier that serves DIR answers with this
+// status to a client that has the token in FILE.
+func fetches(ts *testscript.TestScript, _ bool, args []string) {
+	found, ok := walks.Load(ts.MkAbs(args[0]))
+	if !ok {
+		ts.Fatalf("nothing serves %s", args[0])
+	}
+	token := strings.TrimSpace(ts.ReadFile(args[1]))
+	if got, _, body := found.(*walk).v.fetch(http.MethodGet, "/config/worker", token); strconv.Itoa(got) != args[2] {
+		ts.Fatalf("status %d, want %s: %s", got, args[2], body)
 	}
 }
 

@@ -44,6 +44,8 @@ type State struct {
 	// Denials are the latest ones that a serving verifier remembers, the newest first.
 	Denials  []audit.Denial `json:"denials,omitempty"`
 	Problems []string       `json:"problems,omitempty"`
+	// Keys are the IDs of the keys and provisioning tokens that a verifier uses while it serves a folder.
+	Keys []string `json:"keys,omitempty"`
 }
 
 // Machine is a Machine with its record.

@@ -37,6 +37,11 @@ func (f *Folder) InForce(ctx context.Context, has func(*admin.State) bool) (prob
 	}
 }
 
+// UsesKeys reports whether the verifier of a folder uses the keys or provisioning tokens with these IDs.
+func UsesKeys(s *admin.State, ids ...string) bool {
+	return !slices.ContainsFunc(ids, func(id string) bool { return !slices.Contains(s.Keys, id) })
+}
+
 // Enrolled reports whether a machine has each EK of an enrollment already. A stand-in must not have another one.
 func Enrolled(s *admin.State, m *v1alpha1.MachineAttestation) bool {
 	return slices.ContainsFunc(s.Machines, func(have admin.Machine) bool {

@@ -147,13 +147,19 @@ func (b *Backend) State(ctx context.Context) (*admin.State, error) {
 		return nil, err
 	}
 	state.Denials = b.parts.Audit.Recent()
+	state.Keys = keys.Pair{Tokens: b.Tokens.Load(), Seals: b.Seals.Load()}.IDs()
+	now := b.parts.Now()
+	shared, _ := b.Shared.View().At(now)
+	for _, valid := range shared.Valid(now) {
+		state.Keys = append(state.Keys, provisioning.ID(valid))
+	}
 	for _, f := range b.rendered.Findings() {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
 	state.Problems = append(state.Problems, HeldProblems(b.records.Restored())...)
 	state.Problems = append(state.Problems, b.shadowed(b.Keeper.Snapshot())...)
 	state.Problems = append(state.Problems, b.problems()...)
-	if text := backend.TokenAbsence(b.parts.Now(), b.Keeper.Snapshot().Policies, b.Shared.View()); text != "" {
+	if text := backend.TokenAbsence(now, b.Keeper.Snapshot().Policies, b.Shared.View()); text != "" {
 		state.Problems = append(state.Problems, text)
 	}
 	return state, nil

@@ -90,7 +90,7 @@ func enrollmentFlags(cmd *cobra.Command, e *env.Env, o *enrollOptions) {
 	f.BoolVar(&o.write.Replace, "replace", false,
 		"replace an enrollment of the same name, and delete the record of the former TPM")
 	f.BoolVar(&o.force, "force", false, "enroll although the pool or the Machine looks misspelled")
-	o.wait = waitFlag(cmd)
+	o.wait = env.WaitFlag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
 }
 
@@ -218,7 +218,7 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1.MachineAttestation) error {
 	for i, m := range all {
 		enrolled := func(s *admin.State) bool { return operator.Enrolled(s, m) }
-		if err := waitInForce(cmd, b, m.Namespace+"/"+m.Name, *o.wait, i == len(all)-1, enrolled); err != nil {
+		if err := env.WaitInForce(cmd, b, m.Namespace+"/"+m.Name, *o.wait, i == len(all)-1, enrolled); err != nil {
 			return err
 		}
 		if !o.write.Replace {

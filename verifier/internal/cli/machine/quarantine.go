@@ -45,7 +45,7 @@ has read the change.`,
 			if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.DryRun != operator.DryRunNone {
 				return err
 			}
-			return waitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
+			return env.WaitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
 				m, err := operator.Machine(s, e.Namespace, args[0])
 				return err == nil && m.Quarantined == !release
 			})
@@ -53,7 +53,7 @@ has read the change.`,
 	}
 	e.Where(cmd)
 	cmd.Flags().BoolVar(&release, "release", false, "end the quarantine")
-	wait = waitFlag(cmd)
+	wait = env.WaitFlag(cmd)
 	w = env.WriteFlags(cmd)
 	return cmd
 }

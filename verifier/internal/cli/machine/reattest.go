@@ -66,7 +66,7 @@ has read the change.`,
 			if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.DryRun != operator.DryRunNone {
 				return err
 			}
-			return waitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
+			return env.WaitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
 				m, err := operator.Machine(s, e.Namespace, args[0])
 				return err == nil && granted(m, end)
 			})
@@ -78,7 +78,7 @@ has read the change.`,
 	f.StringVar(&until, "until", "", "time at which the grant ends, in RFC 3339")
 	f.BoolVar(&revoke, "revoke", false, "revoke the grant")
 	cmd.MarkFlagsMutuallyExclusive("for", "until", "revoke")
-	wait = waitFlag(cmd)
+	wait = env.WaitFlag(cmd)
 	w = env.WriteFlags(cmd)
 	return cmd
 }

@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
@@ -49,6 +51,12 @@ func openProvisioner(cmd *cobra.Command, e *env.Env) (provisioner, operator.Prov
 	}
 	s, err := p.ProvisioningSettings(cmd.Context())
 	return p, s, err
+}
+
+// waitProvisioning waits until the verifier of a folder uses the current token of t.
+func waitProvisioning(cmd *cobra.Command, p provisioner, t provisioning.Tokens, patience time.Duration) error {
+	return env.WaitInForce(cmd, p, "the provisioning token", patience, true,
+		func(s *admin.State) bool { return operator.UsesKeys(s, provisioning.ID(t.Current)) })
 }
 
 func noProvisioningToken(where string) error {

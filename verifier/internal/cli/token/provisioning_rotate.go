@@ -17,6 +17,7 @@ import (
 func provisioningRotateCommand(e *env.Env) *cobra.Command {
 	var now bool
 	var grace time.Duration
+	var wait *time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Create a new token; the old one stays valid for the grace period",
@@ -27,7 +28,8 @@ configs.
 
 A second rotation within a grace period fails, because it would lock out the machines
 that have the older token. With --now all older tokens become invalid immediately; use
-it if a token was stolen.`,
+it if a token was stolen. For a folder, the command waits until a running verifier
+uses the new token.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if grace < 0 || grace > provisioning.MaxGrace {
@@ -61,11 +63,11 @@ it if a token was stolen.`,
 				return err
 			}
 			if now {
-				cmd.Println("a new token is in force; every older one is void")
+				cmd.Println("wrote a new token; every older one is void")
 			} else {
-				cmd.Printf("a new token is in force; the old one is valid until %s\n", next.PreviousExpires.Format(time.RFC3339))
+				cmd.Printf("wrote a new token; the old one is valid until %s\n", next.PreviousExpires.Format(time.RFC3339))
 			}
-			return nil
+			return waitProvisioning(cmd, p, next, *wait)
 		},
 	}
 	e.Where(cmd)
@@ -73,5 +75,6 @@ it if a token was stolen.`,
 	cmd.Flags().DurationVar(&grace, "grace", 0,
 		"how long the old token stays valid, at most 168h (default: from the configuration)")
 	cmd.MarkFlagsMutuallyExclusive("now", "grace")
+	wait = env.WaitFlag(cmd)
 	return cmd
 }

@@ -571,7 +571,7 @@ func TestOwnerOfTheCertificates(t *testing.T) {
 		{"a CA that the operator wrote", false, []client.Object{ca(func(s *corev1.Secret) {
 			s.ManagedFields = []metav1.ManagedFieldsEntry{{
 				Manager: "machine-config-controller", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
-				FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:type":{}}`)},
+				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:type":{}}`),
 			}}
 		})}, mcscert.CaseOperator, mcscert.CaseOperator},
 		{"a CA without any mark", false, []client.Object{ca(func(*corev1.Secret) {})}, mcscert.CaseOther,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package machine
+package env
 
 import (
 	"context"
@@ -12,19 +12,18 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
-// waitFlag adds --wait.
-func waitFlag(cmd *cobra.Command) *time.Duration {
+// WaitFlag adds --wait.
+func WaitFlag(cmd *cobra.Command) *time.Duration {
 	return cmd.Flags().Duration("wait", 15*time.Second,
 		"how long to wait until the verifier of the folder uses the change; 0: do not wait")
 }
 
-// waitInForce waits until the verifier that serves a folder has what was written about a machine. In a cluster it
-// does nothing. It prints its messages to standard error, those of a success only about the last machine.
-func waitInForce(cmd *cobra.Command, b env.Backend, machine string, patience time.Duration, last bool,
+// WaitInForce waits until the verifier that serves a folder has the change of what. In a cluster it does nothing.
+// It prints its messages to standard error, those of a success only about the last change.
+func WaitInForce(cmd *cobra.Command, b any, what string, patience time.Duration, last bool,
 	has func(*admin.State) bool) error {
 	w, ok := b.(interface {
 		InForce(ctx context.Context, has func(*admin.State) bool) ([]string, error)
@@ -50,6 +49,6 @@ func waitInForce(cmd *cobra.Command, b env.Backend, machine string, patience tim
 	for _, p := range problems {
 		cmd.PrintErrln("problem:", audit.Clean(p))
 	}
-	return hint.New(fmt.Errorf("the verifier does not use the change of %s yet, after %v", machine, patience),
+	return hint.New(fmt.Errorf("the verifier does not use the change of %s yet, after %v", what, patience),
 		"the change was written; 'status' shows whether it is in force, and its errors")
 }
