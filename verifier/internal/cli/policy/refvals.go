@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
-	"github.com/mcs-attest/mcs-attest/pkg/ocilayout"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/ocilayout"
 )
 
 func refvalsCommand() *cobra.Command {
