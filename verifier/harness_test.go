@@ -63,15 +63,26 @@ type verifier struct {
 	roots  *x509.CertPool
 	stop   func()
 
-	mu    sync.Mutex
-	ahead time.Duration
+	mu     sync.Mutex
+	ahead  time.Duration
+	frozen time.Time // zero while the clock runs
 }
 
 // now is the verifier's clock, which a test may advance.
 func (v *verifier) now() time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if !v.frozen.IsZero() {
+		return v.frozen.Add(v.ahead)
+	}
 	return time.Now().Add(v.ahead)
+}
+
+// freeze stops the verifier's clock, so that no rate limit recovers between two requests of a slow machine.
+func (v *verifier) freeze() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.frozen = time.Now()
 }
 
 func (v *verifier) advance(d time.Duration) {

@@ -225,6 +225,7 @@ func TestProvisioningTokenFileIsUsedWhenItIsStable(t *testing.T) {
 // behind the same address.
 func TestAttack_T51_GuessingTheProvisioningToken(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
+	v.freeze()
 	codes := map[int]int{}
 	for range 60 {
 		code, _, _ := v.fetch(http.MethodGet, "/config/worker", sharedB)
