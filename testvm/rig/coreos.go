@@ -29,8 +29,10 @@ const (
 		"start=2MiB, size=126MiB, name=boot\n" +
 		"start=128MiB, size=127MiB, name=root\n"
 	coreOSSize = 256 << 20
-	bootOffset = 2 << 20
-	rootOffset = 128 << 20
+	// localTarget is the target of the link /usr/local, because OSTree makes /usr read-only.
+	localTarget = "../var/usrlocal"
+	bootOffset  = 2 << 20
+	rootOffset  = 128 << 20
 )
 
 // coreOSUnits returns the units of Fedora CoreOS and RHCOS. The tests of dracut/ check their ordering.
@@ -45,7 +47,7 @@ func (r *Rig) NewCoreOSDisk(pointer []byte) *CoreOSDisk {
 	kernel, version := r.Kernel(CoreOS)
 	initrd := r.Build(Initrd{System: CoreOS, Agent: NoAgent, Compress: true})
 	files := r.rootFiles()
-	in := r.inputs("coreos").text(coreOSTable, version).file(busybox).file(kernel).file(initrd)
+	in := r.inputs("coreos").text(coreOSTable, localTarget, version).file(busybox).file(kernel).file(initrd)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		in.text(name, files[name])
 	}
@@ -61,6 +63,7 @@ func (r *Rig) NewCoreOSDisk(pointer []byte) *CoreOSDisk {
 		r.installBusybox(filepath.Join(tree, "usr/bin"))
 		modules := filepath.Join(tree, "usr/lib/modules", version)
 		r.run(dir, nil, "mkdir", "-p", modules)
+		r.fatal(os.Symlink(localTarget, filepath.Join(tree, "usr/local")), "CoreOS")
 		r.run(dir, nil, "cp", kernel, filepath.Join(modules, "vmlinuz"))
 		r.run(dir, nil, "cp", initrd, filepath.Join(modules, "initramfs.img"))
 		// A deployment is not protected, so that the build needs no root.
