@@ -2,7 +2,8 @@
 # Two commands do everything on a fresh Debian machine:
 #   make demo   a real VM boots, attests and is provisioned, told as it happens
 #               (PLATFORM=aws, azure or gcp: a VM of that cloud, emulated;
-#               BOOT=grub: through shim and GRUB with Secure Boot)
+#               BOOT=grub: through shim and GRUB with Secure Boot;
+#               BOOT=stock: an image without the agent)
 #   make test   every test
 # and make demo-cluster is the demo in a cluster.
 # Both install what they need first and are safe to run again.
@@ -41,7 +42,7 @@ build: ## both binaries into bin/
 	$(GOBUILD) -o $(BIN)/mcs-attest-verifier ./verifier
 
 .PHONY: demo
-demo: deps build ## one VM from power-on to provisioned, narrated; PLATFORM=aws, azure or gcp: by its cloud; BOOT=grub
+demo: deps build ## one VM from power-on to provisioned, narrated; PLATFORM=aws, azure or gcp: by its cloud; BOOT=grub or stock
 	@go run ./testvm/cmd/demo -platform "$(PLATFORM)" -boot "$(BOOT)"
 
 .PHONY: demo-cluster

@@ -213,6 +213,10 @@ func (c *check) effective() Policy {
 	if p.Unattested == v1alpha1.UnattestedPreApproved && p.Mode != v1alpha1.ModeEnforce {
 		c.warn("spec.unattested", fmt.Sprintf("PreApproved has no effect in mode %s", p.Mode), "use it with mode Enforce")
 	}
+	if p.RealRoot && p.Unattested != v1alpha1.UnattestedPreApproved {
+		c.warn("spec.stage", "RealRoot has no effect with unattested: Deny, because no config carries the agent",
+			"add unattested: PreApproved, or remove stage")
+	}
 	c.frontEndKeys(&p)
 	c.evidence(&p)
 	c.tpm2(&p)

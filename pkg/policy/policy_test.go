@@ -343,6 +343,8 @@ func TestWarnings(t *testing.T) {
 		"an unquoted Off": {"mode: Enforce", "mode: Off", `write mode: "Off"`},
 		"PreApproved under Audit": {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved",
 			"PreApproved has no effect in mode Audit"},
+		"a stage that needs the pre-approved config": {"unattested: Deny", "stage: RealRoot",
+			"RealRoot has no effect with unattested: Deny"},
 		"only an instance document": {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
 		"a URL where a token opens nothing": {"  mode: Enforce", "  provisioningToken: {urlParameter: true}\n  mode: Enforce",
 			"the provisioning token does not suffice by itself"},

@@ -45,11 +45,34 @@ type stock struct {
 	step   func(string) error
 	reboot func(context.Context) error
 	pause  func(time.Duration) error
-	ctx    context.Context
-	kill   context.CancelFunc
 
-	mu   sync.Mutex
-	gets int
+	// The server's goroutines use these, too. The functions answer instead of the honest verifier and
+	// gate; nil is honest.
+	mu     sync.Mutex
+	gets   int
+	cancel context.CancelFunc
+	attest func() error
+	get    func(http.ResponseWriter)
+}
+
+// answer sets how verifier and gate answer from now on.
+func (m *stock) answer(attest func() error, get func(http.ResponseWriter)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.attest, m.get = attest, get
+}
+
+// kill ends the current run.
+func (m *stock) kill() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cancel()
+}
+
+func (m *stock) answers() (attest func() error, get func(http.ResponseWriter)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.attest, m.get
 }
 
 func newStock(t *testing.T) *stock {
@@ -63,11 +86,21 @@ func newStock(t *testing.T) *stock {
 		if r.Method != http.MethodGet || r.Header.Get("Authorization") != "Bearer "+verifiertest.Token {
 			return false
 		}
+		if _, get := m.answers(); get != nil {
+			get(w)
+			return true
+		}
 		m.mu.Lock()
+		defer m.mu.Unlock()
 		m.gets++
-		m.mu.Unlock()
 		_, _ = w.Write([]byte(wholeConfig))
 		return true
+	}
+	m.verifier.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+		if attest, _ := m.answers(); attest != nil {
+			return nil, attest()
+		}
+		return nil, nil
 	}
 	m.verifier.Start(t)
 	m.paths = paths.Paths{
@@ -149,8 +182,11 @@ func (m *stock) run() (err error) {
 			err = errKilled
 		}
 	}()
-	m.ctx, m.kill = context.WithTimeout(m.t.Context(), time.Minute)
-	defer m.kill()
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
+	defer cancel()
+	m.mu.Lock()
+	m.cancel = cancel
+	m.mu.Unlock()
 	m.out.Reset()
 	a := &agent{
 		paths: m.paths, console: &console.Console{Out: &m.out, Err: &m.out}, out: &m.out, step: m.step,
@@ -168,7 +204,7 @@ func (m *stock) run() (err error) {
 			return ctx.Err()
 		},
 	}
-	return a.runFirstboot(m.ctx)
+	return a.runFirstboot(ctx)
 }
 
 // left returns what is on the boot partition.
@@ -239,28 +275,16 @@ func TestFirstboot_FromThePreApprovedToTheWholeConfig(t *testing.T) {
 
 // The machine loses its power after each step, and boots again.
 func TestFirstboot_PowerLossAfterEachStep(t *testing.T) {
-	deny := func(m *stock) error { m.kill(); return errKilled }
 	for name, c := range map[string]struct {
 		set   func(m *stock)
 		boots int // until Ignition has applied the config
 		gets  int
 	}{
 		"while it attests": {func(m *stock) {
-			m.verifier.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-				m.verifier.AttestFunc = nil
-				return nil, deny(m)
-			}
+			m.answer(func() error { m.kill(); return errKilled }, nil)
 		}, 2, 1},
 		"while it fetches": {func(m *stock) {
-			front := m.verifier.GateFunc
-			m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
-				if r.Method != http.MethodGet {
-					return false
-				}
-				m.verifier.GateFunc = front
-				_ = deny(m)
-				panic(http.ErrAbortHandler)
-			}
+			m.answer(nil, func(http.ResponseWriter) { m.kill(); panic(http.ErrAbortHandler) })
 		}, 2, 1},
 		"with the folder":             {func(m *stock) { m.step = killAt("folder") }, 2, 2},
 		"with half a config":          {func(m *stock) { m.step = killAt("temporary") }, 2, 2},
@@ -278,6 +302,7 @@ func TestFirstboot_PowerLossAfterEachStep(t *testing.T) {
 			if err := m.run(); err == nil || errors.Is(err, errRebooted) {
 				t.Fatalf("not killed: %v\n%s", err, m.out.String())
 			}
+			m.answer(nil, nil)
 			m.wantWhole(c.boots)
 			if m.gets != c.gets {
 				t.Errorf("%d uses of tokens instead of %d", m.gets, c.gets)
@@ -322,15 +347,13 @@ func TestFirstboot_KilledAndStartedAgain(t *testing.T) {
 // The machine stays with the pre-approved config, says why, and waits.
 func TestFirstboot_DeniedMachineWaits(t *testing.T) {
 	m := newStock(t)
-	m.verifier.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-		return nil, verifiertest.Denial(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, false)
-	}
+	m.answer(func() error { return verifiertest.Denial(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, false) }, nil)
 	m.pause = func(time.Duration) error {
 		if len(m.left()) > 0 || m.state() != firstboot.PreApproved || strings.Contains(m.out.String(), "capped") {
 			t.Errorf("it does not only wait: %v\n%s", m.left(), m.out.String())
 		}
 		if len(m.pauses) == 2 { // an administrator changes the policy
-			m.verifier.AttestFunc = nil
+			m.answer(nil, nil)
 		}
 		return nil
 	}
@@ -358,18 +381,12 @@ func TestFirstboot_NoConfigAfterTheToken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newStock(t)
-			honest := m.verifier.GateFunc
-			m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
-				if r.Method == http.MethodGet {
-					answer(w)
-				}
-				return r.Method == http.MethodGet
-			}
+			m.answer(nil, answer)
 			if err := m.run(); !errors.Is(err, errRebooted) || len(m.left()) > 0 || len(m.pauses) == 0 ||
 				m.pauses[len(m.pauses)-1] != rebootPause {
 				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
 			}
-			m.verifier.GateFunc = honest
+			m.answer(nil, nil)
 			m.wantWhole(2)
 		})
 	}

@@ -23,15 +23,16 @@ import (
 )
 
 // boots are the scripts for the values of -boot.
-var boots = map[string]func(*stage.Stage){"": story, "grub": grub}
+var boots = map[string]func(*stage.Stage){"": story, "grub": grub, "stock": stock}
 
 func main() {
 	platform := flag.String("platform", "", "aws, azure or gcp: an instance of this cloud, which is emulated")
-	boot := flag.String("boot", "", "grub: through shim and GRUB with Secure Boot, under the profile release")
+	boot := flag.String("boot", "", "grub: through shim and GRUB with Secure Boot, under the profile release; "+
+		"stock: an image without the agent")
 	flag.Parse()
 	script, ok := boots[*boot]
 	if !ok {
-		usage("BOOT is %q\nhint: grub; without it the emulator starts the kernel directly", *boot)
+		usage("BOOT is %q\nhint: grub or stock; without it the emulator starts the kernel directly", *boot)
 	}
 	if *platform != "" && *platform != "qemu" {
 		if _, ok := stories[*platform]; !ok {
