@@ -125,6 +125,14 @@ func (r *Rig) join(archives []string) string {
 
 func (r *Rig) buildBase(i Initrd) string {
 	r.t.Helper()
+	if i.Compress {
+		i.Compress = false
+		plain := r.buildBase(i)
+		in := r.inputs("initrd").text("zstd", filepath.Base(plain))
+		return r.cached("initrd", "compressed initramfs", in, func(out string) {
+			r.run(r.dir, nil, "zstd", "-3", "-q", "-T0", "-o", out, plain)
+		})
+	}
 	_, version := r.Kernel(i.System)
 	modules, drivers := dracutModules+systemModules[i.System], dracutDrivers
 	what := "initramfs with dracut and Ignition"
@@ -157,14 +165,10 @@ func (r *Rig) buildBase(i Initrd) string {
 		modules += sealedModules
 		drivers += sealedDrivers
 	}
-	compress := "--no-compress"
-	if i.Compress {
-		compress = "--compress=zstd -3 -q -T0"
-	}
 	// dracut keeps an old image if it fails, and may succeed without a module that it could not
 	// install. So the file must be new.
 	args := []string{"--force", "--quiet", "--stdlog", "3", "--no-hostonly", "--no-hostonly-cmdline",
-		"--conf", "/dev/null", "--kver", version, "--reproducible", "--no-early-microcode", "--nofscks", compress,
+		"--conf", "/dev/null", "--kver", version, "--reproducible", "--no-early-microcode", "--nofscks", "--no-compress",
 		"--modules", modules, "--omit", "qemu-net nfs iscsi lvm", "--drivers", drivers}
 	in.text(args...)
 	return r.cached("initrd", what, in, func(out string) {
