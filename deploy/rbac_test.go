@@ -72,7 +72,7 @@ type caller struct {
 	reviews         kubernetes.Interface
 }
 
-func newWorld(t *testing.T, overlay string) *caller {
+func newCaller(t *testing.T, overlay string) *caller {
 	t.Helper()
 	c := cluster.Start(t)
 	c.InstallClusterAPI(t)
@@ -271,7 +271,7 @@ func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
 	tried := map[string]bool{} // the base's grants are tried once
 	for _, overlay := range Overlays {
 		t.Run(overlay, func(t *testing.T) {
-			c := newWorld(t, overlay).c
+			c := newCaller(t, overlay).c
 			for _, account := range []string{ServiceAccount, Controller} {
 				t.Run(account, func(t *testing.T) { sufficientAndNecessary(t, as(t, c, account), overlay, account, tried) })
 			}
@@ -328,7 +328,7 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 	t.Parallel()
 	for _, overlay := range Overlays {
 		t.Run(overlay, func(t *testing.T) {
-			w := newWorld(t, overlay)
+			w := newCaller(t, overlay)
 			resource := v1alpha1.GroupVersion.WithResource("machineattestations")
 			front, admin := w.verifier.Resource(resource).Namespace(Namespace), w.admin.Resource(resource).Namespace(Namespace)
 			object := func(name, spec string) *unstructured.Unstructured {
@@ -393,7 +393,7 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 // What an attacker would want from a stolen account of the verifier.
 func TestAttack_T49_TheAccountsHaveOnlyTheRequiredPermissions(t *testing.T) {
 	t.Parallel()
-	c := newWorld(t, "openshift").c
+	c := newCaller(t, "openshift").c
 	for _, account := range []string{ServiceAccount, Controller} {
 		t.Run(account, func(t *testing.T) { nothingElse(t, as(t, c, account), accountPrefix+account) })
 	}

@@ -141,7 +141,7 @@ func TestAttack_T62_MalformedBodiesReachLimiterMetricAndAuditLog(t *testing.T) {
 	garbage := []byte(`{"sealed": "no", "ticket": 7, "tpm2": [[[`)
 	for _, call := range []string{"Challenge", "Attest", "Report"} {
 		event := strings.ToLower(call)
-		v.log.take()
+		v.log.drain()
 		code, text := v.post(apiPath+call, "application/json", garbage)
 		if code != http.StatusBadRequest || !strings.Contains(text, "mcsattest.v1.Denial") {
 			t.Errorf("%s: %d %s", call, code, text)
@@ -149,7 +149,8 @@ func TestAttack_T62_MalformedBodiesReachLimiterMetricAndAuditLog(t *testing.T) {
 		if n := v.metric("mcs_attest_decisions_total", `event="`+event+`"`, `reason="Malformed"`); n != 1 {
 			t.Errorf("%s: counted %v times", call, n)
 		}
-		if log := v.log.take(); !strings.Contains(log, `"event":"`+event+`"`) || !strings.Contains(log, `"reason":"Malformed"`) {
+		if log := v.log.drain(); !strings.Contains(log, `"event":"`+event+`"`) ||
+			!strings.Contains(log, `"reason":"Malformed"`) {
 			t.Errorf("%s: the audit log has %s", call, log)
 		}
 	}
@@ -182,7 +183,7 @@ func TestAttack_T62_MessagesOfManyPartsAreNotParsed(t *testing.T) {
 		"binary, to Attest":      {"Attest", "application/proto", bytes.Repeat([]byte{0x32, 0}, 250000)},
 		"binary, nested":         {"Attest", "application/proto", nested(200000)},
 	} {
-		v.log.take()
+		v.log.drain()
 		if code, text := v.post(apiPath+c.call, c.contentType, c.body); code != http.StatusBadRequest {
 			t.Errorf("%s: %d %s", name, code, text)
 		}
@@ -209,7 +210,7 @@ func TestAttack_T62_EachCallHasABodyLimitOfItsOwn(t *testing.T) {
 	for call, limit := range map[string]int{"Challenge": 160 << 10, "Attest": 512 << 10, "Report": 32 << 10} {
 		for _, size := range []int{limit - 100, limit + 1} {
 			body := []byte(`{"unknown":"` + strings.Repeat("x", size-14) + `"}`)
-			v.log.take()
+			v.log.drain()
 			code, text := v.post(apiPath+call, "application/json", body)
 			tooLarge := strings.Join(v.reasons(), " ") == "TooLarge"
 			if tooLarge != (size > limit) || code == http.StatusOK {

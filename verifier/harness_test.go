@@ -234,7 +234,7 @@ func (v *verifier) machine(name string) admin.Machine {
 func (v *verifier) reasons() []string {
 	v.t.Helper()
 	var all []string
-	for _, line := range strings.Split(v.log.take(), "\n") {
+	for _, line := range strings.Split(v.log.drain(), "\n") {
 		if _, rest, ok := strings.Cut(line, `"reason":"`); ok && strings.Contains(line, `"log":"audit"`) {
 			code, _, _ := strings.Cut(rest, `"`)
 			all = append(all, code)
@@ -502,7 +502,7 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
-func (b *lockedBuffer) take() string {
+func (b *lockedBuffer) drain() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.buf.String()

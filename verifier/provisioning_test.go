@@ -44,11 +44,11 @@ const (
 func (v *verifier) share(content string) {
 	v.t.Helper()
 	v.write(sharedFile, content)
-	v.look()
+	v.refreshShared()
 }
 
-// look is what a second or two do: a change counts once it was seen twice.
-func (v *verifier) look() {
+// refreshShared reads the file twice, because a change is used only after two equal reads.
+func (v *verifier) refreshShared() {
 	for range 2 {
 		v.standalone().Shared.Refresh()
 	}
@@ -119,10 +119,10 @@ func TestProvisioningTokenOverItsLife(t *testing.T) {
 	if err := os.Remove(filepath.Join(v.dir, sharedFile)); err != nil {
 		t.Fatal(err)
 	}
-	v.look()
+	v.refreshShared()
 	v.wantShared("a moment after it was deleted", "", http.StatusUnauthorized)
 	v.advance(11 * time.Second)
-	v.look()
+	v.refreshShared()
 	v.wantShared("after it was deleted", "", http.StatusOK)
 	for _, token := range []string{sharedA, sharedB} {
 		v.wantShared("after it was deleted", token, http.StatusServiceUnavailable)
@@ -182,7 +182,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 	if err := os.Rename(keys, keys+".away"); err != nil {
 		t.Fatal(err)
 	}
-	v.look()
+	v.refreshShared()
 	v.advance(time.Minute)
 	v.wantShared("while the folder is unavailable", "", http.StatusUnauthorized)
 	v.wantShared("while the folder is unavailable", sharedA, http.StatusOK)
@@ -216,7 +216,7 @@ func TestProvisioningTokenFileIsUsedWhenItIsStable(t *testing.T) {
 	file.Refresh()
 	v.wantShared("half written", sharedA, http.StatusOK)
 	v.write(sharedFile, "token: "+strings.Repeat(sharedB, 2)+"\n")
-	v.look()
+	v.refreshShared()
 	v.wantShared("whole", strings.Repeat(sharedB, 2), http.StatusOK)
 	v.wantShared("the one before is the previous one", sharedA, http.StatusOK)
 }
@@ -463,13 +463,13 @@ func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 	}
 }
 
-// behind is a basis whose view is older than what is at rest.
-type behind struct {
+// outdatedBackend is a backend whose cached token is older than the stored one.
+type outdatedBackend struct {
 	backend.Backend
 	read func() (provisioning.View, error)
 }
 
-func (b behind) Live() backend.Live {
+func (b outdatedBackend) Live() backend.Live {
 	return backend.Live{Provisioning: func(context.Context) (provisioning.View, error) { return b.read() }}
 }
 
@@ -479,7 +479,7 @@ func TestProvisioningTokenIsReadAgainBeforeAPermanentDenial(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	fresh, _ := provisioning.View{}.Read(v.now(), map[string][]byte{provisioning.KeyToken: []byte(sharedB)}, time.Hour)
 	reads, away := 0, false
-	v.server.Backend = behind{v.server.Backend, func() (provisioning.View, error) {
+	v.server.Backend = outdatedBackend{v.server.Backend, func() (provisioning.View, error) {
 		if reads++; away {
 			return provisioning.View{}, errors.New("no API server")
 		}
@@ -591,7 +591,7 @@ func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {
 	if err := os.Rename(file+"n", file); err != nil {
 		t.Fatal(err)
 	}
-	v.look()
+	v.refreshShared()
 	gets("present again: anonymous", "", 401, false)
 	gets("present again: a wrong token", sharedB, 401, false)
 	gets("present again: the right token", sharedA, 200, true)

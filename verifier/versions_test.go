@@ -300,10 +300,10 @@ func (v *versions) staysOut(g grant) {
 		n := v.node(g.keys)
 		n.addr = r.addr
 		eventually(v.t, func() bool {
-			r.log.take()
+			r.log.drain()
 			_, _, err := n.attest(v.t.Context())
 			status, _, _ := v.fetch(v.t.Context(), r.addr, "/config/worker", g.token)
-			return err != nil && status != 200 && strings.Contains(r.log.take(), `"reason":"Quarantined"`)
+			return err != nil && status != 200 && strings.Contains(r.log.drain(), `"reason":"Quarantined"`)
 		}, func() string { return "the quarantine does not count at " + r.addr })
 	}
 }

@@ -32,7 +32,7 @@ func TestRedeemable(t *testing.T) {
 		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			uid := w.m.UID
 			c.change(w)
 			err := index(t, w.in).Redeemable(uid, w.rules.Pool, w.rules.Now)
@@ -46,7 +46,7 @@ func TestRedeemable(t *testing.T) {
 // A denial is noted for the proven Machine, even if it may not attest, but for none if the
 // evidence contradicts it (rule 3 of docs/security-rules.md).
 func TestNamed(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.m.NodeRef = "n"
 	ix := index(t, w.in)
 	if m := ix.Named(w.id, w.rules); m == nil || m.Name != "demo-worker-0" {

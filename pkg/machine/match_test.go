@@ -45,7 +45,7 @@ type fixture struct {
 	rules Rules
 }
 
-func newWorld(t testing.TB) *fixture {
+func newFixture(t testing.TB) *fixture {
 	w := &fixture{
 		in:    parse(t, machineAPIYAML),
 		id:    Identity{EK: hash(t, ek1), ProviderIDs: []string{instance}},
@@ -93,7 +93,7 @@ func until(d time.Duration) *v1alpha1.ReattestGrant {
 
 // Attack T40. Status rows E6, E7 and E8.
 func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
-	if m, code := newWorld(t).match(t); code != 0 || m.Name != "demo-worker-0" {
+	if m, code := newFixture(t).match(t); code != 0 || m.Name != "demo-worker-0" {
 		t.Fatalf("the honest machine: %v, %v", m, code)
 	}
 	for name, c := range map[string]struct {
@@ -174,7 +174,7 @@ func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 		}, reason.MachineNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			c.change(t, w)
 			if m, code := w.match(t); code != c.want || m != nil {
 				t.Errorf("%v, %v; expected %v", m, code, c.want)
@@ -221,7 +221,7 @@ func TestMatchAccepts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			change(t, w)
 			if m, code := w.match(t); code != 0 || m.Name != "demo-worker-0" {
 				t.Errorf("%v, %v", m, code)
@@ -233,7 +233,7 @@ func TestMatchAccepts(t *testing.T) {
 // Attack T42, the part without a record: the same EK for a second Machine, a clone, one
 // machine's TPM with another's document.
 func TestAttack_T42_OneIdentityTwoMachines(t *testing.T) {
-	if _, code := newWorld(t).match(t); code != 0 {
+	if _, code := newFixture(t).match(t); code != 0 {
 		t.Fatalf("the honest machine: %v", code)
 	}
 	for name, c := range map[string]struct {
@@ -283,7 +283,7 @@ func TestAttack_T42_OneIdentityTwoMachines(t *testing.T) {
 		}, reason.EvidenceDisagrees},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			c.change(t, w)
 			if m, code := w.match(t); code != c.want || m != nil {
 				t.Errorf("%v, %v; expected %v", m, code, c.want)
@@ -331,7 +331,7 @@ func (p pointers) PointerPool(namespace, secret string) string { return p[namesp
 
 // Status row E8: the pool in the pointer config of the Machine's own user data counts.
 func TestPoolOfThePointer(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ix, _ := NewIndex(w.in, pointers{"openshift-machine-api/worker-user-data": "gpu"})
 	for pool, ok := range map[string]bool{"gpu": true, "worker": true, "infra": true, "master": false} {
 		w.rules.Pool = pool

@@ -83,8 +83,8 @@ func separators(b *boot) *Finding {
 		case bytes.Equal(e.Digest, c.failed) && !isBootOrder(e):
 			return onEvent(e, "no error", "the firmware's mark for a failed measurement")
 		case c.isSeparator(e.Digest):
-			judged := e.PCR == 4 || e.PCR == 7
-			if count[e.PCR]++; count[e.PCR] > 1 && (judged || e.Type == eventlog.Separator && claimed[e.PCR]) {
+			appraised := e.PCR == 4 || e.PCR == 7
+			if count[e.PCR]++; count[e.PCR] > 1 && (appraised || e.Type == eventlog.Separator && claimed[e.PCR]) {
 				return onEvent(e, "one separator", "a second one")
 			}
 			claimed[e.PCR] = claimed[e.PCR] || e.Type == eventlog.Separator

@@ -105,7 +105,7 @@ func TestNegotiate_ReturnsAnAcceptedVersion(t *testing.T) {
 	}
 }
 
-func TestTakes(t *testing.T) {
+func TestAccepts(t *testing.T) {
 	v := func(major, minor int) specversion.Version { return specversion.Version{Major: major, Minor: minor} }
 	for _, c := range []struct {
 		name, header string

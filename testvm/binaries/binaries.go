@@ -36,7 +36,7 @@ func build(folder, name string, flags ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := lookAtSources(repo, "go.mod", "agent", "verifier", "pkg", "proto"); err != nil {
+	if err := readSources(repo, "go.mod", "agent", "verifier", "pkg", "proto"); err != nil {
 		return "", err
 	}
 	cache, err := buildcache.Dir()
@@ -68,10 +68,10 @@ func buildArgs(out string) []string {
 	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}
 }
 
-// lookAtSources reads every file of the given files and folders. `go test` uses a cached result
+// readSources reads every file of the given files and folders. `go test` uses a cached result
 // while the files that the test read are unchanged, but it does not see the files that a go command
 // of the test reads.
-func lookAtSources(repo string, names ...string) error {
+func readSources(repo string, names ...string) error {
 	for _, name := range names {
 		err := filepath.WalkDir(filepath.Join(repo, name), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {

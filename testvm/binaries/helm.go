@@ -54,7 +54,7 @@ func Charts(version, out string) error {
 	if err != nil {
 		return err
 	}
-	err = lookAtSources(repo, ".ci/tools/go.mod", ".ci/tools/cmd/charts", ".ci/tools/manifests", "deploy")
+	err = readSources(repo, ".ci/tools/go.mod", ".ci/tools/cmd/charts", ".ci/tools/manifests", "deploy")
 	if err != nil {
 		return err
 	}

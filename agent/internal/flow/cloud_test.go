@@ -298,16 +298,16 @@ func TestProviderIDIsRequestedOncePerRound(t *testing.T) {
 	})
 	it, err := cloud.New(paths.Paths{Metadata: c.Serve(t)}, c.Platform)
 	ok(t, err)
-	looks := 0
+	lookups := 0
 	m.flow.Cloud = it
 	m.flow.Claims = func(ctx context.Context) []byte {
-		looks++
+		lookups++
 		_, _ = it.ProviderID(ctx)
 		return []byte("{}")
 	}
 	_, err = m.run(started(t, &verifiertest.Verifier{}))
 	ok(t, err)
-	if looks != 1 || asked.Load() != 1 {
-		t.Errorf("%d lookups, %d requests", looks, asked.Load())
+	if lookups != 1 || asked.Load() != 1 {
+		t.Errorf("%d lookups, %d requests", lookups, asked.Load())
 	}
 }

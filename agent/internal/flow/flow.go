@@ -204,7 +204,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
-			if mode.audit || mode.open && !isTrouble(err) {
+			if mode.audit || mode.open && !isForeignFault(err) {
 				return nil, mode.unchanged(err)
 			}
 			return nil, err
@@ -235,9 +235,9 @@ func isFinal(err error) bool {
 	return errors.As(err, &mark) || errors.As(err, &unexpected) || errors.Is(err, attester.ErrEndorsementOwned)
 }
 
-// isTrouble reports whether a final err says nothing about this machine, because another kind of
+// isForeignFault reports whether a final err says nothing about this machine, because another kind of
 // server answered or the metadata service failed.
-func isTrouble(err error) bool {
+func isForeignFault(err error) bool {
 	var unexpected *client.Unexpected
 	var fault *metadata.Fault
 	return errors.As(err, &unexpected) || errors.As(err, &fault) && fault.Temporary && !fault.Late

@@ -48,16 +48,16 @@ var sharedCloud = sync.OnceValues(newCloud)
 // newSetup is for tests that do not change the cloud.
 func newSetup(t testing.TB) setup {
 	t.Helper()
-	return worldOf(t, sharedCloud)
+	return setupOf(t, sharedCloud)
 }
 
 // newFreshSetup is for tests that change the cloud.
 func newFreshSetup(t testing.TB) setup {
 	t.Helper()
-	return worldOf(t, newCloud)
+	return setupOf(t, newCloud)
 }
 
-func worldOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) setup {
+func setupOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) setup {
 	t.Helper()
 	cloud, err := makeCloud()
 	if err != nil {

@@ -29,12 +29,12 @@ const MaxFile = 32 << 20
 
 // Bundle writes one bundle.
 type Bundle struct {
-	scrub  *Scrubber
-	out    output
-	names  map[string]bool
-	lines  []string
-	missed []string
-	taken  int
+	scrub   *Scrubber
+	out     output
+	names   map[string]bool
+	lines   []string
+	missed  []string
+	removed int
 }
 
 // output writes an archive or a folder.
@@ -74,7 +74,7 @@ func (b *Bundle) Add(name string, content []byte) error {
 	}
 	for _, kind := range kinds(found) {
 		note += fmt.Sprintf(", %s removed: %d", kind, found[kind])
-		b.taken += found[kind]
+		b.removed += found[kind]
 	}
 	b.lines = append(b.lines, fmt.Sprintf("%s: %d bytes%s", name, len(scrubbed), note))
 	return b.out.file(name, scrubbed)
@@ -87,8 +87,8 @@ func (b *Bundle) Missed(what string, err error) {
 }
 
 // Summary returns the numbers of files and of removed secrets, and what was unavailable.
-func (b *Bundle) Summary() (files, taken int, missed []string) {
-	return len(b.lines), b.taken, b.missed
+func (b *Bundle) Summary() (files, removed int, missed []string) {
+	return len(b.lines), b.removed, b.missed
 }
 
 // Close writes the list of contents and ends the bundle.

@@ -203,8 +203,8 @@ func TestListOfContents_NamesWhatIsMissing(t *testing.T) {
 		}
 	}
 	b.Missed("events", errors.New("you may not list events: token "+jwt))
-	if files, taken, missed := b.Summary(); files != 5 || taken == 0 || len(missed) != 1 {
-		t.Errorf("%d files, %d taken, missed %v", files, taken, missed)
+	if files, removed, missed := b.Summary(); files != 5 || removed == 0 || len(missed) != 1 {
+		t.Errorf("%d files, %d removed, missed %v", files, removed, missed)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)

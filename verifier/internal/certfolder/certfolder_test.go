@@ -73,7 +73,7 @@ func (f *files) write(name string, raw []byte) {
 	}
 }
 
-func (f *files) look() mcscert.Status {
+func (f *files) inspect() mcscert.Status {
 	f.t.Helper()
 	s, err := f.Inspect()
 	if err != nil {
@@ -121,7 +121,7 @@ func TestFolder_RotatesForFortyYears(t *testing.T) {
 		if len(steps) > 1 {
 			t.Errorf("after %v: %v together", f.now.Sub(begin), steps)
 		}
-		s := f.look()
+		s := f.inspect()
 		handedOut = append(handedOut, f.roots())
 		for back := range min(6, len(handedOut)) {
 			if err := verify(s.Leaf, handedOut[len(handedOut)-1-back], f.now); err != nil {
@@ -137,7 +137,7 @@ func TestFolder_RotatesForFortyYears(t *testing.T) {
 
 func TestFolderRotateStepByStep(t *testing.T) {
 	f := newFiles(t)
-	first, before := f.look(), f.roots()
+	first, before := f.inspect(), f.roots()
 	step, s, err := f.Rotate(false)
 	if err != nil || step != mcscert.StepCA || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 || s.CA.Equal(first.CA) {
 		t.Fatalf("first step: %s, %v", step, err)
@@ -146,7 +146,7 @@ func TestFolderRotateStepByStep(t *testing.T) {
 	if _, _, err := f.Rotate(false); !errors.As(err, &early) {
 		t.Fatalf("immediate second step: %v", err)
 	}
-	if err := verify(f.look().Leaf, before, f.now); err != nil {
+	if err := verify(f.inspect().Leaf, before, f.now); err != nil {
 		t.Error(err)
 	}
 	between := f.roots()
@@ -154,8 +154,8 @@ func TestFolderRotateStepByStep(t *testing.T) {
 	if step, _, err = f.Rotate(false); err != nil || step != mcscert.StepServing {
 		t.Fatalf("second step: %s, %v", step, err)
 	}
-	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.look().Leaf, between, f.now),
-		verify(f.look().Leaf, f.roots(), f.now)); err != nil {
+	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.inspect().Leaf, between, f.now),
+		verify(f.inspect().Leaf, f.roots(), f.now)); err != nil {
 		t.Error(err)
 	}
 	for name, mode := range map[string]fs.FileMode{"tls/ca.key": 0o600, "tls/tls.key": 0o600, "tls/ca.crt": 0o644,
@@ -197,7 +197,7 @@ func TestFolderAfterACrash(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if s := f.look(); !served || s.Leaf.CheckSignatureFrom(s.CA) != nil {
+			if s := f.inspect(); !served || s.Leaf.CheckSignatureFrom(s.CA) != nil {
 				t.Error("the serving certificate never follows")
 			}
 		})
@@ -262,7 +262,7 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	if _, _, err := f.Due(); err != nil {
 		t.Fatal(err)
 	}
-	if f.look(); f.read("tls/tls.crt") != newCrt {
+	if f.inspect(); f.read("tls/tls.crt") != newCrt {
 		t.Error("the certificate was not completed")
 	}
 	// Before the key: the old pair stays.
@@ -270,7 +270,7 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	if _, _, err := f.Due(); err != nil {
 		t.Fatal(err)
 	}
-	if f.look(); f.read("tls/tls.crt") != newCrt {
+	if f.inspect(); f.read("tls/tls.crt") != newCrt {
 		t.Error("a certificate without its key took the place")
 	}
 	if _, err := os.Stat(filepath.Join(f.Dir, "tls/tls.crt.next")); !errors.Is(err, fs.ErrNotExist) {
@@ -313,7 +313,7 @@ func TestFolderIsLocked(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if f.look(); f.read("tls/ca.crt") != before {
+	if f.inspect(); f.read("tls/ca.crt") != before {
 		t.Error("something was written")
 	}
 	unlock()
@@ -364,7 +364,7 @@ func TestFolderWithoutTheKey(t *testing.T) {
 	if err := os.Remove(filepath.Join(f.Dir, "tls/ca.key")); err != nil {
 		t.Fatal(err)
 	}
-	if s := f.look(); s.CA != nil || s.Leaf == nil {
+	if s := f.inspect(); s.CA != nil || s.Leaf == nil {
 		t.Error("the key does not match")
 	}
 	f.Hosts = []string{"other.example.com"}
@@ -376,7 +376,7 @@ func TestFolderWithoutTheKey(t *testing.T) {
 	if _, _, err := f.Due(); err != nil {
 		t.Error(err) // a new CA, and what has expired, together
 	}
-	if s := f.look(); !f.now.Before(s.Leaf.NotAfter) || len(s.Bundle) != 1 {
+	if s := f.inspect(); !f.now.Before(s.Leaf.NotAfter) || len(s.Bundle) != 1 {
 		t.Errorf("until %v, %d CAs", s.Leaf.NotAfter, len(s.Bundle))
 	}
 }

@@ -37,7 +37,7 @@ type Clouds struct {
 	Verifiers   map[evidence.Kind]evidence.Verifier
 	directories directories
 	closers     []func() error
-	told        sync.Map
+	reported    sync.Map
 }
 
 // New returns Clouds. It reads files of credentials and makes no call. now returns the current anchors.
@@ -155,7 +155,7 @@ func (k *Clouds) Unusable(policies *policy.Set) []string {
 // Report logs each result of Unusable once.
 func (k *Clouds) Report(log *slog.Logger, policies *policy.Set) {
 	for _, text := range k.Unusable(policies) {
-		if _, told := k.told.LoadOrStore(text, true); !told {
+		if _, reported := k.reported.LoadOrStore(text, true); !reported {
 			log.Warn("a policy requires what cannot be accepted", "problem", text)
 		}
 	}

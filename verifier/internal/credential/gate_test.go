@@ -141,8 +141,8 @@ func (d *door) ask(method string) (status int, body []byte) {
 	return res.StatusCode, body
 }
 
-// taken is the token in a served config's kubeconfig, and the config without it.
-func (s *site) taken(raw []byte) (key string, rest map[string]any) {
+// withoutKey returns the token in a served config's kubeconfig, and the config without it.
+func (s *site) withoutKey(raw []byte) (key string, rest map[string]any) {
 	s.Helper()
 	s.ok(json.Unmarshal(raw, &rest))
 	for _, f := range rest["storage"].(map[string]any)["files"].([]any) {
@@ -176,8 +176,8 @@ func TestGate_ServesTheMachinesOwnCredential(t *testing.T) {
 		if status != http.StatusOK {
 			t.Fatalf("status %d: %v", status, d.denied)
 		}
-		before, want := s.taken(d.config)
-		key, got := s.taken(body)
+		before, want := s.withoutKey(d.config)
+		key, got := s.withoutKey(body)
 		if before != sharedToken || key == sharedToken || key == "" {
 			t.Fatal("the config has the shared token")
 		}
@@ -207,7 +207,7 @@ func TestGate_ServesTheMachinesOwnCredential(t *testing.T) {
 		if status, body = d.ask(http.MethodGet); status != http.StatusOK {
 			t.Fatalf("status %d", status)
 		}
-		if again, _ := s.taken(body); again != key {
+		if again, _ := s.withoutKey(body); again != key {
 			t.Error("the retry has another credential")
 		}
 		if status, body = d.ask(http.MethodHead); status != http.StatusOK || len(body) > 0 {

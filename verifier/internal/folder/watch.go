@@ -44,7 +44,7 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 
 	tick := time.NewTicker(f.poll)
 	defer tick.Stop()
-	var settled <-chan time.Time
+	var debounced <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -54,14 +54,14 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 				events = nil
 				continue
 			}
-			settled = time.After(quiet)
+			debounced = time.After(quiet)
 		case _, ok := <-errs:
 			// An overflow loses events. The next tick detects the changes.
 			if !ok {
 				errs = nil
 			}
-		case <-settled:
-			settled = nil
+		case <-debounced:
+			debounced = nil
 			refresh()
 		case <-tick.C:
 			refresh()

@@ -29,12 +29,12 @@ func TestTrigger(t *testing.T) {
 	if err := trigger.Start(ctx, queue); err != nil {
 		t.Fatal(err)
 	}
-	take := func() (string, int) {
+	next := func() (string, int) {
 		r, priority, _ := queue.GetWithPriority()
 		queue.Done(r)
 		return r.Name, priority
 	}
-	if name, priority := take(); name != "all" || priority != kube.PriorityResync {
+	if name, priority := next(); name != "all" || priority != kube.PriorityResync {
 		t.Errorf("the first is %s with priority %d", name, priority)
 	}
 	trigger.Enqueue(kube.PriorityChange, request("changed"), request("both"))
@@ -44,7 +44,7 @@ func TestTrigger(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	for _, want := range []string{"both", "joined", "changed"} {
-		if name, _ := take(); name != want {
+		if name, _ := next(); name != want {
 			t.Errorf("got %s, want %s", name, want)
 		}
 	}
@@ -60,7 +60,7 @@ func TestTrigger(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	for _, want := range []string{"urgent", "changed", "all"} {
-		if name, _ := take(); name != want {
+		if name, _ := next(); name != want {
 			t.Errorf("with priorities of its own: got %s, want %s", name, want)
 		}
 	}

@@ -161,7 +161,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	_ = c.SetReadDeadline(time.Time{}) // the server's own would end the request
 	w.Header().Set("Content-Type", "text/event-stream")
 	sent := map[string]string{}
-	var told time.Time
+	var lastTime time.Time
 	for tick := time.NewTicker(interval); ; {
 		var out bytes.Buffer
 		if s, err := p.snapshot(ctx); err == nil {
@@ -171,9 +171,9 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 					event(&out, "part", one)
 				}
 			}
-			if age := s.at.Sub(told); out.Len() > 0 || age < 0 || age >= timeEvery {
+			if age := s.at.Sub(lastTime); out.Len() > 0 || age < 0 || age >= timeEvery {
 				event(&out, "time", s.at.UTC().Format(time.RFC3339))
-				told = s.at
+				lastTime = s.at
 			}
 		}
 		_ = c.SetWriteDeadline(time.Now().Add(writeTime))

@@ -170,13 +170,13 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 // unambiguous removes the regions for which two files have different certificates. Neither is in force,
 // nor is the embedded one, because an administrator meant to replace it.
 func unambiguous(all []awsiid.RegionCertificate) (
-	taken []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
+	accepted []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
 	for i, r := range all {
 		other := slices.IndexFunc(all, func(o awsiid.RegionCertificate) bool {
 			return o.Region == r.Region && !o.Certificate.Equal(r.Certificate)
 		})
 		if other < 0 {
-			taken = append(taken, r)
+			accepted = append(accepted, r)
 			continue
 		}
 		contested = append(contested, r.Region)
@@ -186,7 +186,7 @@ func unambiguous(all []awsiid.RegionCertificate) (
 				Want: "keep one certificate for each region; until then none is in force"})
 		}
 	}
-	return taken, contested, problems
+	return accepted, contested, problems
 }
 
 // Joined caches the last result of Join. Chains are cached per pool of certificates, so the pools must

@@ -174,13 +174,13 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 	}
 }
 
-// looks is a backend of which only the state is asked.
-type looks struct {
+// stateBackend is a backend that only returns a state.
+type stateBackend struct {
 	env.Backend
 	state func() (*admin.State, error)
 }
 
-func (l looks) State(context.Context) (*admin.State, error) { return l.state() }
+func (b stateBackend) State(context.Context) (*admin.State, error) { return b.state() }
 
 func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -190,7 +190,7 @@ func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
 	n := 0
-	b := looks{state: func() (*admin.State, error) {
+	b := stateBackend{state: func() (*admin.State, error) {
 		switch n++; n {
 		case 2:
 			return nil, errors.New("the API server does not answer")
@@ -209,7 +209,7 @@ func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 		t.Errorf("not reported: %s", errOut.String())
 	}
 	// The first look tells whether it can work at all.
-	broken := looks{state: func() (*admin.State, error) { return nil, errors.New("forbidden") }}
+	broken := stateBackend{state: func() (*admin.State, error) { return nil, errors.New("forbidden") }}
 	if err := follow(cmd, broken, false, time.Second); err != nil && !strings.Contains(err.Error(), "forbidden") {
 		t.Error(err)
 	}

@@ -110,11 +110,11 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 		}
 		return err
 	}
-	files, taken, missed := b.Summary()
+	files, removed, missed := b.Summary()
 	for _, m := range missed {
 		cmd.PrintErrln("not in it:", m)
 	}
-	cmd.PrintErrf("%d files, %d secrets removed; review the bundle before you share it\n", files, taken)
+	cmd.PrintErrf("%d files, %d secrets removed; review the bundle before you share it\n", files, removed)
 	cmd.Println("wrote", output)
 	return nil
 }

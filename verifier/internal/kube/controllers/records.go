@@ -21,12 +21,12 @@ func (k *Process) recordControllers(
 ) []func(manager.Manager) error {
 	p, c := k.parts, k.inventory
 	machines := machinerecord.New(machinerecord.Options{
-		Trigger: &c.Triggers.MachineRecord, Inventory: c.Machines, Records: c.Records(), Settled: c.Settled,
+		Trigger: &c.Triggers.MachineRecord, Inventory: c.Machines, Records: c.Records(), CanChange: c.CanChange,
 		MayBeQuarantined: c.MayBeQuarantined, Revoke: revoke, Log: p.Log, Now: p.Now,
 	})
 	claims := identityclaim.New(identityclaim.Options{
 		Claims: c.Records(), Known: c.Registry().Known, Synced: c.Synced, Revoke: revoke, Limit: c.Limit(),
-		Settled: func(namespace string) bool { return c.Settled(namespace, false) },
+		CanChange: func(namespace string) bool { return c.CanChange(namespace, false) },
 	})
 	pending := &pendingmachine.Reconciler{Expire: c.Records().ExpirePending, Now: p.Now, Every: time.Minute}
 	return []func(manager.Manager) error{machines.SetupWithManager, claims.SetupWithManager, pending.SetupWithManager}

@@ -42,7 +42,7 @@ func TestInventory_InvalidAnnotationHidesNoJoinOrDeletion(t *testing.T) {
 			good := object(1, 11, nil)
 			uid := string(good.GetUID())
 			w.list(t, 11, good)
-			w.take(t, object(1, 12, func(o map[string]any) {
+			w.receive(t, object(1, 12, func(o map[string]any) {
 				for _, change := range test.changes {
 					change(o)
 				}

@@ -100,7 +100,7 @@ func TestSweepClaims_ReleasesWhileOneNamespaceIsForbidden(t *testing.T) {
 	c.build()
 	sweep := identityclaim.New(identityclaim.Options{
 		Claims: c.Records(), Known: c.registry.Known, Synced: c.Synced, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
-		Settled: func(namespace string) bool { return c.Settled(namespace, false) },
+		CanChange: func(namespace string) bool { return c.CanChange(namespace, false) },
 	})
 	if _, err := sweep.Reconcile(t.Context(), reconcile.Request{}); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 func (p *process) recordControllers(o verifier.Options,
 	change func(*machinerecord.Options)) func(manager.Manager) error {
 	keep := machinerecord.Options{
-		Trigger: &p.Triggers.MachineRecord, Inventory: p.Machines, Records: p.Records(), Settled: p.Settled,
+		Trigger: &p.Triggers.MachineRecord, Inventory: p.Machines, Records: p.Records(), CanChange: p.CanChange,
 		MayBeQuarantined: p.MayBeQuarantined, Revoke: o.Revoke, Log: o.Log, Retry: o.Pass,
 	}
 	if change != nil {
@@ -27,7 +27,7 @@ func (p *process) recordControllers(o verifier.Options,
 	records := machinerecord.New(keep)
 	claims := identityclaim.New(identityclaim.Options{
 		Claims: p.Records(), Known: p.Registry().Known, Synced: p.Synced, Revoke: o.Revoke, Retry: o.Pass,
-		Settled: func(namespace string) bool { return p.Settled(namespace, false) }, Limit: p.Limit(),
+		CanChange: func(namespace string) bool { return p.CanChange(namespace, false) }, Limit: p.Limit(),
 	})
 	pending := &pendingmachine.Reconciler{Expire: p.Records().ExpirePending, Now: time.Now, Every: o.Pass}
 	return func(m manager.Manager) error {

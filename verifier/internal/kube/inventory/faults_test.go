@@ -57,7 +57,7 @@ func TestInventory_NextLeaderReconcilesAnOutdatedCondition(t *testing.T) {
 		if step.next == nil {
 			w.remove(state(good, ""))
 		} else {
-			w.take(t, step.next)
+			w.receive(t, step.next)
 		}
 		if got := requested(); got != step.want {
 			t.Errorf("%s: it is requested: %v", step.name, got)

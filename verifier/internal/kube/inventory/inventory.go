@@ -426,10 +426,10 @@ func (c *Inventory) complete() bool {
 	return c.watches.Complete() && !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
 }
 
-// Settled reports whether every object was read that could prevent a change in a namespace of Machines.
+// CanChange reports whether every object was read that could prevent a change in a namespace of Machines.
 // If release is true, it also considers the objects that could prevent the release of a quarantine. A
 // forbidden namespace affects only its own Machines. The namespace is "" if it is unknown.
-func (c *Inventory) Settled(namespace string, release bool) bool {
+func (c *Inventory) CanChange(namespace string, release bool) bool {
 	if synced, _ := c.Synced(); !synced {
 		return false
 	}

@@ -400,10 +400,10 @@ func TestViewFromTheAPI(t *testing.T) {
 	}
 	until(t, "sync", p.synced)
 	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return errorIf(!ok, "no key signs") })
-	until(t, "world", func() error {
-		world := p.View()
-		return errorIf(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete,
-			world.Policies.Pools())
+	until(t, "the view", func() error {
+		current := p.View()
+		return errorIf(!current.Complete || len(current.Policies.Pools()) != 1, "complete %v, pools %v", current.Complete,
+			current.Policies.Pools())
 	})
 	if p.Registry().Len() != 1 || len(p.Keys().Seals.Keys) != 1 {
 		t.Errorf("%d Machines, %d sealing keys", p.Registry().Len(), len(p.Keys().Seals.Keys))

@@ -145,7 +145,7 @@ func TestInventory_DropsAForgedRecordReadBeforeItsMachine(t *testing.T) {
 		t.Errorf("the latch of %v counts: %+v", l.key, l)
 	}
 	own.SetResourceVersion("9")
-	c.watching(t, attestationKind, "m").take(t, own)
+	c.watching(t, attestationKind, "m").receive(t, own)
 	c.watching(t, machineAPIKind, "m").list(t, 9, object(1, 9, nil))
 	if l, ok := c.latch(string(m.GetUID())); !ok || l.namespace != "m" {
 		t.Errorf("the latch of the record does not count: %v, %+v", ok, l)

@@ -135,12 +135,12 @@ func TestDeletedNamespace_AffectsNoOther(t *testing.T) {
 			}
 			c.runUntil(t, inM, func(w watched) bool { return w.Forbidden() || w.NamespaceGone() })
 			c.build()
-			world, left := c.View(), len(c.registry.UIDs())
-			if synced, missing := c.Synced(); !synced || world.Complete != test.gone || world.Stale != nil {
-				t.Errorf("synced %v, complete %v, stale %v", missing, world.Complete, world.Stale)
+			current, left := c.View(), len(c.registry.UIDs())
+			if synced, missing := c.Synced(); !synced || current.Complete != test.gone || current.Stale != nil {
+				t.Errorf("synced %v, complete %v, stale %v", missing, current.Complete, current.Stale)
 			}
-			if (world.StaleIn["m"] == nil) != test.gone || world.StaleIn["other"] != nil {
-				t.Errorf("stale in namespaces: %v", world.StaleIn)
+			if (current.StaleIn["m"] == nil) != test.gone || current.StaleIn["other"] != nil {
+				t.Errorf("stale in namespaces: %v", current.StaleIn)
 			}
 			if test.gone != (left == 0) {
 				t.Errorf("%d Machines are known", left)
@@ -151,8 +151,8 @@ func TestDeletedNamespace_AffectsNoOther(t *testing.T) {
 			// It is recreated.
 			of("m").list(t, 20, object(1, 19, nil))
 			c.build()
-			if world = c.View(); !world.Complete || world.Stale != nil || len(c.registry.UIDs()) != 1 {
-				t.Errorf("recreated: complete %v, %v", world.Complete, world.Stale)
+			if current = c.View(); !current.Complete || current.Stale != nil || len(c.registry.UIDs()) != 1 {
+				t.Errorf("recreated: complete %v, %v", current.Complete, current.Stale)
 			}
 			of("m").Fail(errors.New("away"))
 			if s, wrong := of("m").Status(); !wrong || !strings.Contains(s.Text, "away") {

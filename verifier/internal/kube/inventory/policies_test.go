@@ -39,24 +39,24 @@ func (c *Inventory) inForce(pool string) string {
 	return p.Name
 }
 
-// undivided fails the test if a world could be made after a policy of a list, or of
+// undivided fails the test if a view could be built after a policy of a list, or of
 // all that go, was taken in and before the rest.
 func undivided(t *testing.T, w watched) {
 	t.Helper()
-	look := func() {
+	checkBatch := func() {
 		if w.c.batch.TryLock() {
 			w.c.batch.Unlock()
-			t.Error("a world can be made of a part of the policies")
+			t.Error("a view can be built from a part of the policies")
 		}
 	}
 	put, drop := w.Put, w.Drop
 	w.Put = func(o *sources.Object) []manifest.Problem {
-		defer look()
+		defer checkBatch()
 		return put(o)
 	}
 	w.Drop = func(n types.NamespacedName) {
 		drop(n)
-		look()
+		checkBatch()
 	}
 }
 
@@ -67,7 +67,7 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreRead(t *testing.T) {
 		t.Fatalf("before anything was read: %q", got)
 	}
 	// A part of the first list, without any race.
-	w.take(t, lax())
+	w.receive(t, lax())
 	if got := c.inForce("master"); got != "" {
 		t.Errorf("before all were read the pool has %q", got)
 	}
@@ -145,7 +145,7 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 		// Under another name it contradicts the one that is about to go.
 		c, w := both()
 		w.remove(strict())
-		w.take(t, policyOf("another", "master", "Enforce"))
+		w.receive(t, policyOf("another", "master", "Enforce"))
 		if got := c.inForce("master"); got != "strict" || len(c.clash) != 0 {
 			t.Errorf("first the pool has %q, %v", got, c.clash)
 		}

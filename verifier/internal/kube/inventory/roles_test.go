@@ -153,7 +153,7 @@ func TestRemovedCertificate_TriggersTheEvaluationOfRoles(t *testing.T) {
 	r.Machines.o.RolesChanged = func() { evaluated = true }
 	cleared := roleRecord(string(m.GetUID()), m.GetName(), "worker", "")
 	cleared.SetResourceVersion("9")
-	records.take(t, cleared)
+	records.receive(t, cleared)
 	if !evaluated {
 		t.Error("only the next interval does")
 	}

@@ -440,7 +440,7 @@ func TestRestore_UnrepairedRecordHoldsOnlyItsMachine(t *testing.T) {
 		t.Error("the record of another Machine was repaired")
 	}
 	repaired := &unstructured.Unstructured{Object: api.records[path+other]}
-	c.watching(t, attestationKind, "m").take(t, repaired)
+	c.watching(t, attestationKind, "m").receive(t, repaired)
 	if err := c.Ready(); err != nil {
 		t.Errorf("no controller decides anything: %v", err)
 	}

@@ -115,7 +115,7 @@ func TestOptionalSourcesDoNotBlockServing(t *testing.T) {
 // No event reports a failing watch, so the inventory checks periodically.
 func TestView_IsRebuiltWhenItIsOutdated(t *testing.T) {
 	c := everythingRead(t)
-	told := func() bool {
+	rebuilt := func() bool {
 		select {
 		case <-c.dirty:
 			c.build()
@@ -124,21 +124,21 @@ func TestView_IsRebuiltWhenItIsOutdated(t *testing.T) {
 			return false
 		}
 	}
-	told()
-	if c.checkStale(time.Now()); told() {
+	rebuilt()
+	if c.checkStale(time.Now()); rebuilt() {
 		t.Error("built again without a reason")
 	}
-	if c.checkStale(time.Now().Add(sources.MaxSilent + time.Second)); !told() {
+	if c.checkStale(time.Now().Add(sources.MaxSilent + time.Second)); !rebuilt() {
 		t.Error("not built again")
 	}
 	w := c.watching(t, nodeKind, "")
 	w.Fail(errors.New("away"))
-	told()
-	if c.checkStale(time.Now().Add(sources.MaxError + time.Second)); !told() {
+	rebuilt()
+	if c.checkStale(time.Now().Add(sources.MaxError + time.Second)); !rebuilt() {
 		t.Error("not built again after a long error")
 	}
 	w.Resumed()
-	if !told() || c.View().Stale != nil {
+	if !rebuilt() || c.View().Stale != nil {
 		t.Errorf("all is well again: %v", c.View().Stale)
 	}
 }

@@ -305,8 +305,8 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 		w.configMap(ownNamespace, "roots", map[string]any{verifier.LabelContent: verifier.ContentRoots},
 			map[string]string{"ca.pem": w.ca})
 		until(t, "they are in force", func() error {
-			world := p.View()
-			return errorIf(len(world.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(world.References),
+			current := p.View()
+			return errorIf(len(current.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(current.References),
 				p.EKRoots().Len())
 		})
 		w.configMap(ownNamespace, "refs", label, map[string]string{"a.yaml": "broken: [", "b.yaml": values("c")})
@@ -410,7 +410,7 @@ func TestAttack_T58_TheAPIServerIsUnavailableForAWhile(t *testing.T) {
 	w.worker("two", annotated(2))
 	p := w.start("a")
 	until(t, "sync", p.synced)
-	until(t, "world", p.matches(t, 2, "worker", "openshift-machine-api/two"))
+	until(t, "the view", p.matches(t, 2, "worker", "openshift-machine-api/two"))
 	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return errorIf(!ok, "none") })
 	before := p.Keys().Tokens
 

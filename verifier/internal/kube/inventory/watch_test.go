@@ -78,7 +78,7 @@ func (w watched) object(t testing.TB, u *unstructured.Unstructured) *sources.Obj
 	return w.NewObject(into)
 }
 
-func (w watched) take(t testing.TB, u *unstructured.Unstructured) { w.Apply(w.object(t, u)) }
+func (w watched) receive(t testing.TB, u *unstructured.Unstructured) { w.Apply(w.object(t, u)) }
 
 func (w watched) remove(u *unstructured.Unstructured) {
 	w.Delete(types.NamespacedName{Namespace: u.GetNamespace(), Name: u.GetName()})

@@ -35,7 +35,7 @@ const (
 
 // answers is an API server that has one claim, of a Machine in the API version
 // asked for, and answers the rest as told.
-func answers(t *testing.T, apiVersion string, told map[string]int) *records.Records {
+func answers(t *testing.T, apiVersion string, codes map[string]int) *records.Records {
 	t.Helper()
 	name := fmt.Sprintf("%x", sha256.Sum256([]byte("ek:1")))
 	object := func(w http.ResponseWriter, o any) {
@@ -52,7 +52,7 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *records.Reco
 					"machineRef": map[string]any{"apiVersion": apiVersion, "kind": "Machine", "namespace": "ns", "name": "m"}}})
 			return
 		}
-		code, ok := told[r.URL.Path]
+		code, ok := codes[r.URL.Path]
 		switch {
 		case !ok:
 			t.Errorf("unexpected request for %s", r.URL.Path)
@@ -92,7 +92,7 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 	const unknown = "?"
 	for _, c := range []struct {
 		name, apiVersion string
-		told             map[string]int
+		codes            map[string]int
 		holder           string
 	}{
 		{"there", "machine.openshift.io/v1beta1", map[string]int{mapi: itsUID}, "u"},
@@ -116,7 +116,7 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 		{"the API is unwell", "machine.openshift.io/v1beta1", map[string]int{mapi: http.StatusInternalServerError}, unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			holder, err := answers(t, c.apiVersion, c.told).Holder(t.Context(), "ek:1")
+			holder, err := answers(t, c.apiVersion, c.codes).Holder(t.Context(), "ek:1")
 			if c.holder == unknown {
 				denied(t, err, reason.StoreUnavailable)
 				return

@@ -62,11 +62,11 @@ func TestLifecycleOfAMachineInACluster(t *testing.T) {
 	if got := s.holder(r, id); got != m.UID {
 		t.Errorf("the identity is %q's", got)
 	}
-	take := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	redeem := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"},
 			nil, now)
 	}
-	if err := r.Update(t.Context(), m.UID, take); err != nil {
+	if err := r.Update(t.Context(), m.UID, redeem); err != nil {
 		t.Fatal(err)
 	}
 	if rec := s.record(r, m.UID); rec.Status.Phase != v1alpha1.PhaseFetched || rec.Status.Token.Uses != 1 {
@@ -80,7 +80,7 @@ func TestLifecycleOfAMachineInACluster(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	denied(t, r.Update(t.Context(), m.UID, take), reason.TokenSuperseded)
+	denied(t, r.Update(t.Context(), m.UID, redeem), reason.TokenSuperseded)
 	denied(t, attest(r, m, id, "token2", now.Add(time.Hour)), reason.MachineJoined)
 	if phase := s.record(r, m.UID).Status.Phase; phase != v1alpha1.PhaseJoined {
 		t.Errorf("phase %s", phase)

@@ -19,43 +19,43 @@ import (
 func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*world)
+		change func(*fixture)
 		want   reason.Code
 	}{
-		{"EC2 answers with nothing", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Empty: true}) },
+		{"EC2 answers with nothing", func(w *fixture) { w.cloud.Fail("DescribeInstances", emulated.Fault{Empty: true}) },
 			reason.InstanceNotFound},
-		{"EC2 has no such instance", func(w *world) { w.cloud.Remove(w.machine.ID) }, reason.InstanceNotFound},
-		{"the same instance in two reservations", func(w *world) {
+		{"EC2 has no such instance", func(w *fixture) { w.cloud.Remove(w.machine.ID) }, reason.InstanceNotFound},
+		{"the same instance in two reservations", func(w *fixture) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true})
 		}, reason.MachineAmbiguous},
-		{"a neighbor beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) },
+		{"a neighbor beside it", func(w *fixture) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) },
 			reason.MachineAmbiguous},
-		{"another instance's id", func(w *world) {
+		{"another instance's id", func(w *fixture) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Other: "i-0ffffffffffffffff"})
 		}, reason.ProviderUnavailable},
-		{"no id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: " "}) },
+		{"no id", func(w *fixture) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: " "}) },
 			reason.ProviderUnavailable},
 		{"terminated", state("terminated"), reason.InstanceUnacceptable},
 		{"shutting down", state("shutting-down"), reason.InstanceUnacceptable},
 		{"stopping", state("stopping"), reason.InstanceUnacceptable},
 		{"stopped", state("stopped"), reason.InstanceUnacceptable},
 		{"an unknown state", state("Running"), reason.InstanceUnacceptable},
-		{"in another network", func(w *world) { w.change(func(i *emulated.Instance) { i.VPC = "vpc-0ffffffffffffffff" }) },
+		{"in another network", func(w *fixture) { w.change(func(i *emulated.Instance) { i.VPC = "vpc-0ffffffffffffffff" }) },
 			reason.InstanceUnacceptable},
-		{"of another cluster", func(w *world) {
+		{"of another cluster", func(w *fixture) {
 			w.change(func(i *emulated.Instance) { i.Tags = map[string]string{"kubernetes.io/cluster/demo2": "owned"} })
 		}, reason.InstanceUnacceptable},
-		{"started again since", func(w *world) {
+		{"started again since", func(w *fixture) {
 			w.change(func(i *emulated.Instance) { i.Launch = i.Launch.Add(time.Hour) })
 		}, reason.DocumentNotFresh},
-		{"of another account", func(w *world) {
+		{"of another account", func(w *fixture) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Owner: "999999999999"})
 		}, reason.InstanceUnacceptable},
-		{"in another zone", func(w *world) { w.change(func(i *emulated.Instance) { i.Zone = region + "b" }) },
+		{"in another zone", func(w *fixture) { w.change(func(i *emulated.Instance) { i.Zone = region + "b" }) },
 			reason.InstanceUnacceptable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			if _, err := w.iid(w.machine); err != nil {
 				t.Fatal("the honest machine: ", err)
 			}
@@ -68,7 +68,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 		})
 	}
 	t.Run("pending", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		state("pending")(w)
 		if _, err := w.iid(w.machine); err != nil {
 			t.Error(err)
@@ -79,7 +79,7 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 func TestAnswerAboutAnotherInstance_IsATemporaryDenial(t *testing.T) {
 	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbor": {Extra: true},
 		"another": {Other: "i-0ffffffffffffffff"}, "none": {Empty: true}} {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.cloud.Fail("DescribeInstances", f)
 		if _, err := w.iid(w.machine); err == nil || !reason.From(err).Code.Temporary() {
 			t.Errorf("%s: %v", name, err)
@@ -92,24 +92,24 @@ func TestAnswerAboutAnotherInstance_IsATemporaryDenial(t *testing.T) {
 	}
 }
 
-func state(s string) func(*world) {
-	return func(w *world) { w.change(func(i *emulated.Instance) { i.State = s }) }
+func state(s string) func(*fixture) {
+	return func(w *fixture) { w.change(func(i *emulated.Instance) { i.State = s }) }
 }
 
-func (w *world) change(f func(*emulated.Instance)) { w.cloud.Change(w.machine.ID, f) }
+func (w *fixture) change(f func(*emulated.Instance)) { w.cloud.Change(w.machine.ID, f) }
 
 func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 	type call struct {
 		operation string
-		ask       func(*world) error
+		ask       func(*fixture) error
 	}
 	calls := []call{
-		{"DescribeInstances", func(w *world) error { _, err := w.iid(w.machine); return err }},
-		{"GetInstanceTpmEkPub", func(w *world) error {
+		{"DescribeInstances", func(w *fixture) error { _, err := w.iid(w.machine); return err }},
+		{"GetInstanceTpmEkPub", func(w *fixture) error {
 			_, err := w.endorse(w.machine.ProviderID(), endorsementKeys()[0])
 			return err
 		}},
-		{"GetCallerIdentity", func(w *world) error { _, err := w.sts(w.machine); return err }},
+		{"GetCallerIdentity", func(w *fixture) error { _, err := w.sts(w.machine); return err }},
 	}
 	faults := map[string]emulated.Fault{
 		"quota":          {Status: 503, Code: "RequestLimitExceeded"},
@@ -129,7 +129,7 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 		t.Run(c.operation, func(t *testing.T) {
 			for name, f := range faults {
 				t.Run(name, func(t *testing.T) {
-					w := newWorld(t)
+					w := newFixture(t)
 					w.cloud.Fail(c.operation, f)
 					d := reason.From(c.ask(w))
 					if d == nil || !d.Code.Temporary() || d.Code == reason.Internal {
@@ -144,12 +144,12 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 				})
 			}
 			t.Run("no server listens", func(t *testing.T) {
-				w := newWorld(t)
+				w := newFixture(t)
 				w.endpoint.Close()
 				refused(t, c.ask(w), reason.ProviderUnavailable)
 			})
 			t.Run("a certificate of another server", func(t *testing.T) {
-				w := newWorld(t)
+				w := newFixture(t)
 				w.config.EC2.CA, w.config.STS.CA = "", ""
 				w.start()
 				refused(t, c.ask(w), reason.ProviderUnavailable)
@@ -158,7 +158,7 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 				}
 			})
 			t.Run("the budget is used up", func(t *testing.T) {
-				w := newWorld(t)
+				w := newFixture(t)
 				w.options.PerSecond, w.options.Burst = 1e-9, 1
 				w.start()
 				if err := c.ask(w); err != nil {
@@ -178,7 +178,7 @@ func TestUnavailableProvider_IsATemporaryDenial(t *testing.T) {
 }
 
 func TestAttack_T06_TheRelayFollowsNoRedirect(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if _, err := w.sts(w.machine); err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestAttack_T06_TheRelayFollowsNoRedirect(t *testing.T) {
 }
 
 func TestAttack_T21_TheTPMOfAnotherInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	mine, others := endorsementKeys()[0], endorsementKeys()[1]
 	if _, err := w.endorse(w.machine.ProviderID(), mine); err != nil {
 		t.Fatal(err)

@@ -86,9 +86,9 @@ func spki(t testing.TB, key crypto.PublicKey) []byte {
 	return der
 }
 
-// world is a cloud over HTTPS, one machine in it, and a provider that asks it
+// fixture is a cloud over HTTPS, one machine in it, and a provider that asks it
 // with the real SDK.
-type world struct {
+type fixture struct {
 	t        testing.TB
 	cloud    *emulated.Cloud
 	endpoint *emulated.Endpoint
@@ -100,9 +100,9 @@ type world struct {
 	now      time.Time
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	w := &world{t: t, cloud: emulated.New(emulated.Options{}), now: time.Now(),
+	w := &fixture{t: t, cloud: emulated.New(emulated.Options{}), now: time.Now(),
 		binding: evidence.Binding{Transcript: [32]byte{7}}}
 	var err error
 	if w.endpoint, err = w.cloud.Serve(""); err != nil {
@@ -128,7 +128,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) start() {
+func (w *fixture) start() {
 	w.t.Helper()
 	var err error
 	if w.provider, err = aws.New(w.config, w.options); err != nil {
@@ -136,18 +136,18 @@ func (w *world) start() {
 	}
 }
 
-func (w *world) instance() emulated.Instance {
+func (w *fixture) instance() emulated.Instance {
 	return emulated.Instance{Role: role, Account: account, VPC: vpc, Zone: region + "a",
 		Tags: map[string]string{"kubernetes.io/cluster/demo": "owned", "Name": "demo-worker-0"},
 		EK:   map[string][]byte{"rsa-2048": spki(w.t, endorsementKeys()[0])}}
 }
 
 // iid presents a machine's identity document.
-func (w *world) iid(i emulated.Instance) (evidence.Statement, error) {
+func (w *fixture) iid(i emulated.Instance) (evidence.Statement, error) {
 	return w.document(i, w.cloud.RSA2048(i.ID))
 }
 
-func (w *world) document(i emulated.Instance, raw []byte) (evidence.Statement, error) {
+func (w *fixture) document(i emulated.Instance, raw []byte) (evidence.Statement, error) {
 	w.t.Helper()
 	extra, err := awsiid.ParseCertificates("emulated.pem", w.cloud.RegionCertificates(region))
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *world) document(i emulated.Instance, raw []byte) (evidence.Statement, e
 }
 
 // sts presents the machine's signed request.
-func (w *world) sts(i emulated.Instance) (evidence.Statement, error) {
+func (w *fixture) sts(i emulated.Instance) (evidence.Statement, error) {
 	w.t.Helper()
 	c, _ := w.cloud.Credentials(i.ID)
 	raw, err := attester.Document(w.t.Context(), sdk.Credentials{AccessKeyID: c.AccessKeyID,
@@ -183,7 +183,7 @@ func (w *world) sts(i emulated.Instance) (evidence.Statement, error) {
 	return claim.Confirm(w.t.Context(), evidence.Candidate{ProviderID: i.ProviderID()})
 }
 
-func (w *world) endorse(providerID string, key crypto.PublicKey) (*tpm2.Endorsement, error) {
+func (w *fixture) endorse(providerID string, key crypto.PublicKey) (*tpm2.Endorsement, error) {
 	w.t.Helper()
 	return tpm2.ProviderEndorser{Directory: w.provider.Directory(), ProviderID: providerID}.Endorse(w.t.Context(),
 		tpm2.Identity{EK: parseEK(w.t, key)}, w.now)
@@ -197,7 +197,7 @@ func refused(t *testing.T, err error, want reason.Code) {
 }
 
 func TestConfirm_AcceptsAMachineOfAWS(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	s, err := w.iid(w.machine)
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestConfirm_AcceptsAMachineOfAWS(t *testing.T) {
 // Outbound's deadline is that of its tests; here the caller's has passed when the
 // answer comes.
 func TestLateAnswer_IsIgnored(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.cloud.Fail("DescribeInstances", emulated.Fault{Delay: 200 * time.Millisecond})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -237,7 +237,7 @@ func TestLateAnswer_IsIgnored(t *testing.T) {
 }
 
 func TestDenial_IsNotRequestedAgainImmediately(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.cloud.Remove(w.machine.ID)
 	for range 10 {
 		_, err := w.provider.Describer().Describe(t.Context(), region, w.machine.ID)
@@ -251,7 +251,7 @@ func TestDenial_IsNotRequestedAgainImmediately(t *testing.T) {
 // An immediate second request of a machine costs no second call; EC2's answer can change,
 // so it counts for two seconds.
 func TestInstance_IsQueriedOnceInTwoSeconds(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	ask := func(id string) awsiid.Instance {
 		t.Helper()
 		i, err := w.provider.Describer().Describe(t.Context(), region, id)
@@ -280,7 +280,7 @@ func TestInstance_IsQueriedOnceInTwoSeconds(t *testing.T) {
 }
 
 func TestWhenEC2IsNotQueried(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for name, ask := range map[string]func(string, string) error{
 		"describe": func(region, id string) error {
 			_, err := w.provider.Describer().Describe(t.Context(), region, id)
@@ -313,7 +313,7 @@ func TestWhenEC2IsNotQueried(t *testing.T) {
 }
 
 func TestConfigurationThatCannotWork_IsRejected(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for name, change := range map[string]func(*config.AWS){
 		"a region that is none": func(c *config.AWS) { c.Regions = []string{"eu-central-1.evil.example"} },
 		"no such file":          func(c *config.AWS) { c.EC2.CA = "/nonexistent" },
@@ -328,7 +328,7 @@ func TestConfigurationThatCannotWork_IsRejected(t *testing.T) {
 }
 
 func TestEK_IsQueriedOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	second := w.instance()
 	second.EK = map[string][]byte{"rsa-2048": spki(t, endorsementKeys()[1])}
 	other := w.cloud.Add(second)
@@ -360,7 +360,7 @@ func TestEK_IsQueriedOnce(t *testing.T) {
 
 // How many calls a fleet costs: each machine attests twice, as after a reboot.
 func TestCallsPerThousandAttestations(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	const machines = 100
 	var all []emulated.Instance
 	for n := range machines {

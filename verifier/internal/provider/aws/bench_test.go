@@ -7,7 +7,7 @@ import "testing"
 // The three questions over HTTPS to the emulator on this machine, without any of
 // the evidence's own signatures: what a call costs here, not at AWS.
 func BenchmarkCalls(b *testing.B) {
-	w := newWorld(b)
+	w := newFixture(b)
 	for name, ask := range map[string]func() error{
 		"DescribeInstances": func() error {
 			_, err := w.provider.Describer().Describe(b.Context(), region, w.machine.ID)

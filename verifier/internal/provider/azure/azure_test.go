@@ -31,8 +31,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/azure"
 )
 
-// world is an emulated Azure with one machine, and the provider that asks it.
-type world struct {
+// fixture is an emulated Azure with one machine, and the provider that asks it.
+type fixture struct {
 	cloud    *emulator.Cloud
 	machine  *emulator.Instance
 	provider *azure.Provider
@@ -44,13 +44,13 @@ type world struct {
 	calls []string
 }
 
-func (w *world) clock() time.Time {
+func (w *fixture) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.now
 }
 
-func (w *world) later(d time.Duration) {
+func (w *fixture) later(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now = w.now.Add(d)
@@ -58,16 +58,16 @@ func (w *world) later(d time.Duration) {
 
 var emulated = sync.OnceValues(emulator.New)
 
-// newWorld serves the cloud's API over HTTPS. The verifier's credentials are the
+// newFixture serves the cloud's API over HTTPS. The verifier's credentials are the
 // environment's, as in a cluster.
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	cloud, err := emulated()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cloud.Fail(emulator.Faults{})
-	w := &world{cloud: cloud, now: time.Now()}
+	w := &fixture{cloud: cloud, now: time.Now()}
 	w.machine = &emulator.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-rg",
 		VMID: "bd8e7443-24a0-41f3-b949-8baf4fd1c573", Identity: "system"}
 	if err := cloud.Add(w.machine); err != nil {
@@ -94,7 +94,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) make(t *testing.T, credential azcore.TokenCredential) {
+func (w *fixture) make(t *testing.T, credential azcore.TokenCredential) {
 	t.Helper()
 	var err error
 	w.provider, err = azure.New(w.config, credential, outbound.Options{
@@ -119,7 +119,7 @@ func denied(t *testing.T, err error, want reason.Code) {
 }
 
 func TestVM_IsReadWithTheRealSDK(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.cloud.Calls("token")
 	for range 3 {
 		vm, err := w.provider.VM(t.Context(), w.machine.ResourceID())
@@ -143,7 +143,7 @@ func TestVM_IsReadWithTheRealSDK(t *testing.T) {
 // A machine that tries again and again, with its own documents and the name of any
 // machine of the subscription, makes one call in three seconds for each name.
 func TestAttack_T51_OneMachineThatSendsRequestsWithoutEnd(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	other := &emulator.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
 		VMID: "cd8e7443-24a0-41f3-b949-8baf4fd1c574"}
 	if err := w.cloud.Add(other); err != nil {
@@ -179,46 +179,46 @@ func TestAttack_T51_OneMachineThatSendsRequestsWithoutEnd(t *testing.T) {
 
 func TestWhenAzureFails(t *testing.T) {
 	for name, test := range map[string]struct {
-		change func(w *world, id *string)
+		change func(w *fixture, id *string)
 		want   reason.Code
 		says   string
 		sent   int // calls that reach ARM
 	}{
-		"it does not know the machine": {change: func(w *world, id *string) { *id += "-deleted" },
+		"it does not know the machine": {change: func(w *fixture, id *string) { *id += "-deleted" },
 			want: reason.InstanceNotFound, sent: 1},
-		"it may not be asked": {change: func(w *world, _ *string) {
+		"it may not be asked": {change: func(w *fixture, _ *string) {
 			w.cloud.Fail(emulator.Faults{Status: 403})
 		}, want: reason.ProviderUnavailable, says: "Microsoft.Compute/virtualMachines/read", sent: 1},
-		"it is too much for it": {change: func(w *world, _ *string) {
+		"it is too much for it": {change: func(w *fixture, _ *string) {
 			w.cloud.Fail(emulator.Faults{Status: 429})
 		}, want: reason.ProviderUnavailable, says: "429", sent: 1},
-		"it is broken": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 503}) },
+		"it is broken": {change: func(w *fixture, _ *string) { w.cloud.Fail(emulator.Faults{Status: 503}) },
 			want: reason.ProviderUnavailable, says: "503", sent: 1},
-		"it knows nothing (404 of something else)": {change: func(w *world, _ *string) {
+		"it knows nothing (404 of something else)": {change: func(w *fixture, _ *string) {
 			w.cloud.Fail(emulator.Faults{Status: 404})
 		}, want: reason.ProviderUnavailable, says: "404", sent: 1},
-		"it redirects": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 302}) },
+		"it redirects": {change: func(w *fixture, _ *string) { w.cloud.Fail(emulator.Faults{Status: 302}) },
 			want: reason.ProviderUnavailable, sent: 1},
-		"it answers with nonsense": {change: func(w *world, _ *string) {
+		"it answers with nonsense": {change: func(w *fixture, _ *string) {
 			w.cloud.Fail(emulator.Faults{Body: []byte("<html>")})
 		}, want: reason.ProviderUnavailable, sent: 1},
-		"it answers with an empty one": {change: func(w *world, _ *string) {
+		"it answers with an empty one": {change: func(w *fixture, _ *string) {
 			w.cloud.Fail(emulator.Faults{Body: []byte("{}")})
 		}, want: reason.ProviderUnavailable, says: "no id or vmId", sent: 1},
-		"it answers with 10 MB": {change: func(w *world, _ *string) {
+		"it answers with 10 MB": {change: func(w *fixture, _ *string) {
 			w.cloud.Fail(emulator.Faults{Body: append([]byte(`{"id":"`), bytes.Repeat([]byte("a"), 10<<20)...)})
 		}, want: reason.ProviderUnavailable, sent: 1},
-		"its login is broken": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Login: 500}) },
+		"its login is broken": {change: func(w *fixture, _ *string) { w.cloud.Fail(emulator.Faults{Login: 500}) },
 			want: reason.ProviderUnavailable},
-		"another subscription": {change: func(_ *world, id *string) {
+		"another subscription": {change: func(_ *fixture, id *string) {
 			*id = strings.Replace(*id, "0b1f6471", "0b1f6472", 1)
 		}, want: reason.AccountNotAllowed},
-		"a name that is no machine's": {change: func(_ *world, id *string) {
+		"a name that is no machine's": {change: func(_ *fixture, id *string) {
 			*id = strings.Replace(*id, "virtualMachines", "disks", 1)
 		}, want: reason.InstanceNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			id := w.machine.ResourceID()
 			if _, err := w.provider.VM(t.Context(), id); err != nil {
 				t.Fatalf("when it is well: %v", err)
@@ -242,7 +242,7 @@ func TestWhenAzureFails(t *testing.T) {
 }
 
 func TestConcurrentQuestionsAreOneCall(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if _, err := w.provider.VM(t.Context(), w.machine.ResourceID()); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestConcurrentQuestionsAreOneCall(t *testing.T) {
 }
 
 func TestVM_RejectsAServerOfAnotherAuthority(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	other := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(other.Close)
 	w.config.ARM.URL = other.URL
@@ -290,7 +290,7 @@ func TestVM_UsesTheAudienceOfEachCloud(t *testing.T) {
 		"USGovernment": "https://management.core.usgovcloudapi.net//.default",
 		"China":        "https://management.core.chinacloudapi.cn//.default",
 	} {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.config.Cloud = name
 		s := &secret{}
 		w.make(t, s)
@@ -307,7 +307,7 @@ func TestVM_UsesTheAudienceOfEachCloud(t *testing.T) {
 }
 
 func TestConfigurationThatCannotBeUsed(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for name, change := range map[string]func(*config.Azure){
 		"a cloud that is none":     func(c *config.Azure) { c.Cloud = "Mars" },
 		"a CA that does not exist": func(c *config.Azure) { c.ARM.CA = filepath.Join(t.TempDir(), "none") },
@@ -324,7 +324,7 @@ func TestConfigurationThatCannotBeUsed(t *testing.T) {
 // The whole: a document and a token of the emulated metadata service, verified and
 // confirmed with what the emulated API says.
 func TestProvider_ConfirmsADocumentEndToEnd(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(w.cloud.Root())
 	between.AddCert(w.cloud.Intermediate())

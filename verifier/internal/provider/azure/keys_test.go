@@ -14,7 +14,7 @@ import (
 )
 
 // keyID is the one of the emulated tenant's key.
-func (w *world) keyID(t *testing.T) string {
+func (w *fixture) keyID(t *testing.T) string {
 	t.Helper()
 	token, err := w.cloud.IdentityToken(w.machine, "x", nil)
 	if err != nil {
@@ -32,7 +32,7 @@ func (w *world) keyID(t *testing.T) string {
 }
 
 func TestKeys_AreFetchedRarely(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	good, keys := w.keyID(t), w.provider.Identity().Keys
 	before := w.cloud.Calls("keys")
 	sent := func(want int) {
@@ -86,7 +86,7 @@ func TestKeys_AreFetchedRarely(t *testing.T) {
 }
 
 func TestKeys_FirstFetchIsRetriedRarely(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	good, keys := w.keyID(t), w.provider.Identity().Keys
 	w.cloud.Fail(emulator.Faults{Login: 500})
 	before := w.cloud.Calls("keys")

@@ -41,7 +41,7 @@ func contextWithTimeout(t *testing.T, d time.Duration) (context.Context, context
 const worker = "gce://demo-1/europe-west1-b/worker-a"
 
 // directory asks the emulator, with credentials of its own.
-func (w *world) directory(t *testing.T, credentials string) *gcp.Directory {
+func (w *fixture) directory(t *testing.T, credentials string) *gcp.Directory {
 	t.Helper()
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials)
 	d, err := gcp.NewDirectory([]string{"demo-1"}, config.Endpoint{URL: w.api.ComputeURL, CA: w.api.CAFile}, w.caller())
@@ -51,7 +51,7 @@ func (w *world) directory(t *testing.T, credentials string) *gcp.Directory {
 	return d
 }
 
-func (w *world) worker(eks ...crypto.PublicKey) uint64 {
+func (w *fixture) worker(eks ...crypto.PublicKey) uint64 {
 	return w.cloud.Add(emulator.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a", EKs: eks})
 }
 
@@ -78,7 +78,7 @@ func keyPair(t *testing.T) (*rsa.PublicKey, *ecdsa.PublicKey) {
 }
 
 func TestGoogleReturnsTheKeysOfAnInstancesTPM(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r, e := keyPair(t)
 	w.worker(r, e)
 	for name, credentials := range map[string]string{"with a service account's key": w.api.Credentials,
@@ -101,7 +101,7 @@ func TestGoogleReturnsTheKeysOfAnInstancesTPM(t *testing.T) {
 }
 
 func TestWhatTheDirectoryAnswersWithoutATPM(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	d := w.directory(t, w.api.Credentials)
 	w.worker()
 	for _, c := range []struct {
@@ -134,7 +134,7 @@ func TestWhatTheDirectoryAnswersWithoutATPM(t *testing.T) {
 }
 
 func TestUnavailableDirectory_IsATemporaryDenial(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r, _ := keyPair(t)
 	w.worker(r)
 	d := w.directory(t, w.api.Credentials)
@@ -174,7 +174,7 @@ func TestUnavailableDirectory_IsATemporaryDenial(t *testing.T) {
 }
 
 func TestCredentialsAreReadAtTheFirstQuery(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r, _ := keyPair(t)
 	w.worker(r)
 	d := w.directory(t, "/nonexistent/credentials.json")
@@ -203,7 +203,7 @@ func TestCredentialsAreReadAtTheFirstQuery(t *testing.T) {
 
 // T10: the name is what is asked for, and answers are not kept under it.
 func TestAttack_T10_AReusedNameHasTheTPMOfItsNewInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	first, _ := keyPair(t)
 	second, _ := keyPair(t)
 	d := w.directory(t, w.api.Credentials)
@@ -223,7 +223,7 @@ func TestAttack_T10_AReusedNameHasTheTPMOfItsNewInstance(t *testing.T) {
 // Google's own client of the API, with the same credentials, is the oracle: both get
 // the same keys of the same instance, by name, and the same no.
 func TestDirectory_AgreesWithGooglesOwnClient(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r, e := keyPair(t)
 	w.worker(r, e)
 	d := w.directory(t, w.api.Credentials)

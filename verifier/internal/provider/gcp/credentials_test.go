@@ -29,7 +29,7 @@ func tokens(t *testing.T, answer func(call int64, w http.ResponseWriter)) (*gcp.
 		answer(calls.Add(1), w)
 	}))
 	t.Cleanup(server.Close)
-	raw, err := os.ReadFile(newWorld(t).api.Credentials)
+	raw, err := os.ReadFile(newFixture(t).api.Credentials)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,8 +40,8 @@ func (c *clock) Add(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// world is an emulated Google that is reached over HTTPS, and what asks it.
-type world struct {
+// fixture is an emulated Google that is reached over HTTPS, and what asks it.
+type fixture struct {
 	cloud *emulator.Cloud
 	api   *emulator.Endpoints
 	clock *clock
@@ -50,10 +50,10 @@ type world struct {
 	state []string
 }
 
-func newWorld(t *testing.T, change ...func(*gcp.KeysOptions)) *world {
+func newFixture(t *testing.T, change ...func(*gcp.KeysOptions)) *fixture {
 	t.Helper()
 	// Certificates are of the machine's time, so the test's time begins there.
-	w := &world{clock: &clock{now: time.Now()}, calls: map[string]int{}}
+	w := &fixture{clock: &clock{now: time.Now()}, calls: map[string]int{}}
 	var err error
 	if w.cloud, err = emulator.New(emulator.Options{Now: w.clock.Now}); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func newWorld(t *testing.T, change ...func(*gcp.KeysOptions)) *world {
 	return w
 }
 
-func (w *world) caller() *outbound.Caller {
+func (w *fixture) caller() *outbound.Caller {
 	var mu sync.Mutex
 	return outbound.New("gcp", outbound.Options{Now: w.clock.Now, Called: func(_, operation, outcome string) {
 		mu.Lock()
@@ -87,7 +87,7 @@ func (w *world) caller() *outbound.Caller {
 }
 
 // current is the kid that signs now.
-func (w *world) current() string {
+func (w *fixture) current() string {
 	kid, _ := w.cloud.SigningKey()
 	return kid
 }
@@ -99,7 +99,7 @@ func code(err error) reason.Code {
 	return reason.From(err).Code
 }
 
-func (w *world) want(t *testing.T, kid string, want reason.Code, fetches int) {
+func (w *fixture) want(t *testing.T, kid string, want reason.Code, fetches int) {
 	t.Helper()
 	key, err := w.keys.Key(t.Context(), kid)
 	if code(err) != want || (key != nil) != (err == nil) {
@@ -111,7 +111,7 @@ func (w *world) want(t *testing.T, kid string, want reason.Code, fetches int) {
 }
 
 func TestKeysAreFetchedOnceWhileTheyAreFresh(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.want(t, w.current(), 0, 1)
 	w.clock.Add(5*time.Hour + 59*time.Minute)
 	for range 100 {
@@ -125,7 +125,7 @@ func TestKeysAreFetchedOnceWhileTheyAreFresh(t *testing.T) {
 }
 
 func TestKeys_VerifyIdentityTokensThroughRotations(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	id := w.cloud.Add(emulator.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a"})
 	b := evidence.Binding{Origin: "https://api-int.demo.example:22623"}
 	v := gcpidentity.Verifier{Keys: w.keys, Projects: []string{"demo-1"}}
@@ -148,7 +148,7 @@ func TestKeys_VerifyIdentityTokensThroughRotations(t *testing.T) {
 }
 
 func TestAttack_T08_AFloodOfInventedKeyIDsIsTwoFetchesAMinute(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.want(t, w.current(), 0, 1)
 	var wg sync.WaitGroup
 	for i := range 20 {
@@ -186,7 +186,7 @@ func TestAttack_T08_AFloodOfInventedKeyIDsIsTwoFetchesAMinute(t *testing.T) {
 // A client presents a token with an invented kid, and then Google begins to use a new
 // key. Its tokens are not refused for good before Google was asked.
 func TestKeyThatIsNewBetweenTwoFetches_IsATemporaryDenial(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.want(t, w.current(), 0, 1)
 	w.clock.Add(31 * time.Second)
 	w.want(t, "invented", reason.DocumentUntrusted, 2)
@@ -201,7 +201,7 @@ func TestKeyThatIsNewBetweenTwoFetches_IsATemporaryDenial(t *testing.T) {
 
 // The answer to a question that was put before may be older than the key.
 func TestFetchThatBeganEarlier_DoesNotDenyANewKey(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.cloud.Fail(emulator.Keys, emulator.Fault{Delay: 200 * time.Millisecond})
 	first := make(chan error, 1)
 	go func() {
@@ -221,7 +221,7 @@ func TestFetchThatBeganEarlier_DoesNotDenyANewKey(t *testing.T) {
 }
 
 func TestThousandConcurrentTokens_CauseOneFetch(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.cloud.Fail(emulator.Keys, emulator.Fault{Delay: 50 * time.Millisecond})
 	kid := w.current()
 	var wg sync.WaitGroup
@@ -253,7 +253,7 @@ func TestKeysWhileGoogleIsUnavailable(t *testing.T) {
 		"it answers half of a body": {Body: []byte(`{"keys":[{"kty":"RSA"`)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			w.cloud.Fail(emulator.Keys, fault)
 			w.want(t, w.current(), reason.ProviderUnavailable, 1) // never had any: temporary
 			w.want(t, w.current(), reason.ProviderUnavailable, 1) // and not immediately queried again
@@ -277,7 +277,7 @@ func TestKeysWhileGoogleIsUnavailable(t *testing.T) {
 }
 
 func TestKeys_WithdrawnKeyExpiresWithTheSet(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	first := w.current()
 	w.want(t, first, 0, 1)
 	for range 2 {
@@ -291,7 +291,7 @@ func TestKeys_WithdrawnKeyExpiresWithTheSet(t *testing.T) {
 }
 
 func TestFetchOfACallerThatGivesUpIsUsedForTheNext(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.cloud.Fail(emulator.Keys, emulator.Fault{Delay: 200 * time.Millisecond})
 	ctx, cancel := contextWithTimeout(t, 20*time.Millisecond)
 	defer cancel()
@@ -306,7 +306,7 @@ func TestFetchOfACallerThatGivesUpIsUsedForTheNext(t *testing.T) {
 
 func TestOfflineVerifier_HasTheKeysOfItsFolder(t *testing.T) {
 	var static *gcpidentity.StaticKeys
-	w := newWorld(t, func(o *gcp.KeysOptions) {
+	w := newFixture(t, func(o *gcp.KeysOptions) {
 		o.Offline, o.Caller = true, nil
 		o.Static = func() *gcpidentity.StaticKeys { return static }
 	})
@@ -325,7 +325,7 @@ func TestOfflineVerifier_HasTheKeysOfItsFolder(t *testing.T) {
 
 func TestKeysOfTheFolderAreValidWhileGoogleIsUnavailable(t *testing.T) {
 	var static *gcpidentity.StaticKeys
-	w := newWorld(t, func(o *gcp.KeysOptions) { o.Static = func() *gcpidentity.StaticKeys { return static } })
+	w := newFixture(t, func(o *gcp.KeysOptions) { o.Static = func() *gcpidentity.StaticKeys { return static } })
 	var err error
 	if static, err = gcpidentity.ParseKeys("google-keys/now.json", w.cloud.Keys()); err != nil {
 		t.Fatal(err)
@@ -339,8 +339,8 @@ func TestKeysOfTheFolderAreValidWhileGoogleIsUnavailable(t *testing.T) {
 }
 
 func TestKeysComeFromTheServerWithTheConfiguredCertificate(t *testing.T) {
-	w := newWorld(t)
-	other := newWorld(t)
+	w := newFixture(t)
+	other := newFixture(t)
 	keys, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{URL: w.api.KeysURL, CA: other.api.CAFile},
 		Caller: w.caller(), Now: w.clock.Now})
 	if err != nil {

@@ -44,7 +44,7 @@ func TestAttack_T54_CredentialOfOneMachineForTheNameOfAnother(t *testing.T) {
 	rightful.join()
 	thief.node = s.node("a")
 	thief.join() // it was never stopped from being itself
-	s.settled(a)
+	s.wantNoRefusal(a)
 }
 
 // refusal is what the record of a machine says of a refused request.
@@ -58,7 +58,7 @@ func (s *site) refusal(m *machine.Machine, code string) {
 	s.Errorf("%s: the conditions are %+v; a refusal as %s was expected", m, s.record(m).Conditions, code)
 }
 
-func (s *site) settled(m *machine.Machine) {
+func (s *site) wantNoRefusal(m *machine.Machine) {
 	s.Helper()
 	for _, c := range s.record(m).Conditions {
 		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status != metav1.ConditionFalse {

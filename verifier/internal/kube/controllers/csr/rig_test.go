@@ -489,7 +489,7 @@ func (s *site) signed(name string) *x509.Certificate {
 // left waits until the request was decided so, and makes sure that it has no condition.
 func (s *site) left(name, outcome, code string) {
 	s.Helper()
-	s.told(name, outcome, code)
+	s.waitAudited(name, outcome, code)
 	if got := conditions(s.csr(name)); got != "" {
 		s.Fatalf("%s: the conditions are %q", name, got)
 	}
@@ -498,14 +498,14 @@ func (s *site) left(name, outcome, code string) {
 // denied waits until the request is denied for this reason.
 func (s *site) denied(name, code string) {
 	s.Helper()
-	s.told(name, "deny", code)
+	s.waitAudited(name, "deny", code)
 	if got := conditions(s.csr(name)); got != "Denied mcs-attest" {
 		s.Fatalf("%s: the conditions are %q", name, got)
 	}
 }
 
-// told waits for the line of the audit log.
-func (s *site) told(name, outcome, code string) {
+// waitAudited waits for the line of the audit log.
+func (s *site) waitAudited(name, outcome, code string) {
 	s.Helper()
 	s.eventually(func() error {
 		last := ""

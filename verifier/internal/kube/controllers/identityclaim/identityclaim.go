@@ -44,9 +44,9 @@ type Options struct {
 	Claims Claims
 	// Known reports whether a Machine with this UID exists.
 	Known func(uid string) bool
-	// Synced reports whether the Machines were read. Settled reports this for one namespace.
-	Synced  func() (bool, []string)
-	Settled func(namespace string) bool
+	// Synced reports whether the Machines were read. CanChange reports this for one namespace.
+	Synced    func() (bool, []string)
+	CanChange func(namespace string) bool
 	// Revoke revokes the bootstrap credentials of a Machine that was deleted. It is nil if machines
 	// have none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
@@ -101,7 +101,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	}
 	var failed []error
 	for uid, namespace := range deleted {
-		if !r.o.Settled(namespace) {
+		if !r.o.CanChange(namespace) {
 			continue
 		}
 		if err := r.release(ctx, uid); err != nil {

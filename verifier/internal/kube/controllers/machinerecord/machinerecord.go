@@ -44,9 +44,9 @@ type Options struct {
 	Trigger   *kube.Trigger
 	Inventory Inventory
 	Records   Records
-	// Settled reports whether every object was read that could prevent a change in this namespace. If
+	// CanChange reports whether every object was read that could prevent a change in this namespace. If
 	// release is true, it also considers the objects that could prevent the release of a quarantine.
-	Settled func(namespace string, release bool) bool
+	CanChange func(namespace string, release bool) bool
 	// MayBeQuarantined reports whether an object that was never readable may quarantine the Machine.
 	MayBeQuarantined func(*machine.Machine) bool
 	// Revoke revokes bootstrap credentials. Calls may repeat. It is nil if machines have none.
@@ -182,7 +182,7 @@ func (r *Reconciler) allowed(uid string, step record.Step, m *machine.Machine) b
 	} else {
 		namespace, _ = r.o.Inventory.RecordNamespace(uid)
 	}
-	return r.o.Settled(namespace, step == record.StepRelease)
+	return r.o.CanChange(namespace, step == record.StepRelease)
 }
 
 func (r *Reconciler) perform(ctx context.Context, uid string, step record.Step, m *machine.Machine) error {

@@ -57,7 +57,7 @@ func (f *fake) revoke(context.Context, string, []v1alpha1.CredentialStatus) erro
 func (f *fake) reconciler(change ...func(*machinerecord.Options)) *machinerecord.Reconciler {
 	o := machinerecord.Options{
 		Trigger: &kube.Trigger{}, Inventory: f, Records: f, Revoke: f.revoke, Log: slog.New(slog.DiscardHandler),
-		Settled:          func(string, bool) bool { return true },
+		CanChange:        func(string, bool) bool { return true },
 		MayBeQuarantined: func(*machine.Machine) bool { return false },
 	}
 	for _, c := range change {
@@ -141,7 +141,7 @@ func TestReconcile_WaitsForWhatWasNotRead(t *testing.T) {
 	} {
 		f := &fake{step: step, machine: m, recorded: true}
 		r := f.reconciler(func(o *machinerecord.Options) {
-			o.Settled = func(namespace string, release bool) bool {
+			o.CanChange = func(namespace string, release bool) bool {
 				if namespace != "m" || release != (step == record.StepRelease) {
 					t.Errorf("step %v: asked of %q, %v", step, namespace, release)
 				}

@@ -639,7 +639,7 @@ func TestTheMachineConfigOperatorTakesOver(t *testing.T) {
 				t.Errorf("always %t: %s, rival %t, findings %v", always, s.Case, s.Rival, r.c.Findings())
 			}
 			if s.CA == nil || r.expiry[SetCA].IsZero() {
-				t.Error("its expiry is not told")
+				t.Error("its expiry is not reported")
 			}
 		})
 	}
@@ -688,10 +688,10 @@ func TestPointerConfigsFollow(t *testing.T) {
 			t.Errorf("findings %v", r.c.Findings())
 		}
 		// Twice the same is told once, and written once.
-		before, told := r.objects(), len(r.events)
+		before, events := r.objects(), len(r.events)
 		r.sync()
-		if r.objects() != before || len(r.events) != told {
-			t.Errorf("the second look wrote something, or told it again: %v", r.events[told:])
+		if r.objects() != before || len(r.events) != events {
+			t.Errorf("the second reconciliation wrote something, or reported it again: %v", r.events[events:])
 		}
 	})
 }

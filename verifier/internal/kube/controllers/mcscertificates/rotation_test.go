@@ -356,7 +356,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 		`-p=[{"op":"add","path":"/rules/0/resourceNames/-","value":"infra-user-data"}]`)
 	s.eventually("no finding", func() bool { return len(one.Findings()) == 0 })
 
-	take := func(want mcscert.Step, now bool) {
+	rotate := func(want mcscert.Step, now bool) {
 		t.Helper()
 		s.settle()
 		step, _, err := person.Rotate(t.Context(), now)
@@ -374,14 +374,14 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	if _, _, err := person.Rotate(t.Context(), false); !errors.As(err, &early) {
 		t.Errorf("what is served by the new CA, a moment after it was made: %v", err)
 	}
-	take(mcscert.StepServing, true)
-	take(mcscert.StepCA, false)
+	rotate(mcscert.StepServing, true)
+	rotate(mcscert.StepCA, false)
 	// Another replica takes the lease between the steps.
 	stop()
 	one, stop = replica()
-	take(mcscert.StepServing, true)
-	take(mcscert.StepCA, false)
-	take(mcscert.StepServing, true)
+	rotate(mcscert.StepServing, true)
+	rotate(mcscert.StepCA, false)
+	rotate(mcscert.StepServing, true)
 	s.settle()
 	stop()
 	stopBoots()

@@ -299,7 +299,7 @@ func TestRendered_WholeConfigHasItsKubeconfig(t *testing.T) {
 	noServer := strings.Replace(controllerConfig, "apiServerInternalURI: https://api-int.test:6443", `apiServerInternalURI: ""`, 1)
 	for _, tt := range []struct {
 		name, want string
-		take       func(*fakeAPI)
+		change     func(*fakeAPI)
 	}{
 		{"the ConfigMap lost its key", "no CA bundle", func(a *fakeAPI) { a.set(t, "configmaps", without, "2") }},
 		{"the ConfigMap is gone", "no CA bundle", func(a *fakeAPI) { delete(a.objects, "configmaps/kubeconfig-data") }},
@@ -312,13 +312,13 @@ func TestRendered_WholeConfigHasItsKubeconfig(t *testing.T) {
 			a, s := fake(t, nil)
 			has(t, s, false, "/etc/kubernetes/kubeconfig", "")
 			before := poolconfigtest.Text(t, s, "worker", false)
-			a.change(func() { tt.take(a) })
+			a.change(func() { tt.change(a) })
 			finds(t, s, poolconfig.ReasonNotRead, tt.want)
 			if poolconfigtest.Text(t, s, "worker", false) != before {
 				t.Error("it changed")
 			}
 
-			fresh, s := fake(t, tt.take)
+			fresh, s := fake(t, tt.change)
 			poolconfigtest.Eventually(t, "a finding", func() error {
 				if got := fmt.Sprint(s.Findings()); !strings.Contains(got, tt.want) {
 					return fmt.Errorf("%s", got)
