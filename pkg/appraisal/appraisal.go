@@ -35,7 +35,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
-	"fmt"
 	"slices"
 	"time"
 
@@ -115,6 +114,8 @@ type Verdict struct {
 	Endorsement v1alpha1.Endorsement
 	Evidence    []v1alpha1.EvidenceSummary
 	Warnings    []string // violations for which the policy only warns
+	// TPM has the counters of the quote, or is nil without one.
+	TPM *v1alpha1.TPMCounters
 	// Replayable reports that no proof is bound to this exchange. Such a verdict
 	// suffices only for a machine's first attestation.
 	Replayable bool
@@ -242,6 +243,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 		Machine: a.machine, Identity: a.recorded(), Endorsement: a.endorsement,
 		Evidence: a.staged(), Warnings: a.warnings, Replayable: a.quote == nil && !a.bound(),
 	}
+	v.TPM = counters(a.quote)
 	if len(a.ev.CSRSPKI) > 0 && !v.Replayable {
 		v.CSRKeySHA256 = hex.EncodeToString(a.ev.CSRSPKI) // it is in the transcript
 	}
@@ -381,14 +383,6 @@ func (a *appraisal) accepted(k evidence.Kind, raw []byte, summary map[string]str
 func digest(raw []byte) string {
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
-}
-
-func quoteSummary(q *tpm2.Quote) map[string]string {
-	return map[string]string{
-		"ek": q.EK.Describe(), "ak": q.AK.Describe(), "bank": transcript.BankName(q.Bank),
-		"resetCount": fmt.Sprint(q.ResetCount), "restartCount": fmt.Sprint(q.RestartCount),
-		"firmwareVersion": fmt.Sprintf("%#x", q.FirmwareVersion),
-	}
 }
 
 // Machines finds a Machine by its verified identity; see package machine.

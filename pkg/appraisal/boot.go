@@ -4,13 +4,17 @@ package appraisal
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // stage returns the stage of the boot in which the machine attests, by its own word. Agents
@@ -101,4 +105,22 @@ func (a *appraisal) references() ([]measuredboot.ReferenceValues, error) {
 		refs = append(refs, a.References[i])
 	}
 	return refs, nil
+}
+
+func quoteSummary(q *tpm2.Quote) map[string]string {
+	return map[string]string{
+		"ek": q.EK.Describe(), "ak": q.AK.Describe(), "bank": transcript.BankName(q.Bank),
+		"resetCount": fmt.Sprint(q.ResetCount), "restartCount": fmt.Sprint(q.RestartCount),
+		"firmwareVersion": fmt.Sprintf("%#x", q.FirmwareVersion),
+	}
+}
+
+// counters returns the counters of a quote, or nil without one.
+func counters(q *tpm2.Quote) *v1alpha1.TPMCounters {
+	if q == nil {
+		return nil
+	}
+	return &v1alpha1.TPMCounters{
+		ResetCount: int64(q.ResetCount), RestartCount: int64(q.RestartCount), Clock: int64(min(q.Clock, math.MaxInt64)),
+	}
 }

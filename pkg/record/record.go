@@ -49,6 +49,8 @@ type Attestation struct {
 	ChallengeID   string // set under the binding "terminated"
 	ChallengeEnds time.Time
 	CorrelationID string
+	// TPM has the counters of the quote, or is nil without one.
+	TPM *v1alpha1.TPMCounters
 	// Replayable reports that no evidence is bound to this exchange.
 	Replayable bool
 	// CSRKeySHA256 is the hash of the key that the machine attested for its kubelet, in
@@ -68,6 +70,7 @@ const minInterval = 5 * time.Second
 //     if the record is based on first use
 //   - a challenge that was already answered: ChallengeUsed
 //   - a second attestation that is Replayable, without a grant: EvidenceUnacceptable
+//   - a TPM whose counters went back, without a grant: IdentityConflict or QuoteNotFresh
 //   - a second token within a few seconds: RateLimited
 //
 // rec is nil if no record exists. If rec is an object of the API, its spec is as fresh
@@ -100,15 +103,22 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 			return nil, err
 		}
 	}
+	back := laterThan(s.TPM, a.TPM)
 	if a.Replayable && s.LastAttested != nil {
+		back = reason.Deny(reason.EvidenceUnacceptable,
+			"Machine %s attested before, and its evidence could be a copy: an instance document has no nonce", a.Machine)
+	}
+	if back != nil {
 		if grant(next, a.Machine, now) == nil {
-			return nil, reason.Deny(reason.EvidenceUnacceptable,
-				"Machine %s attested before, and its evidence could be a copy: an instance document has no nonce", a.Machine)
+			return nil, back
 		}
 		if s.Phase != v1alpha1.PhaseJoined && !a.Machine.Joined() { // otherwise it was used above
 			if err := useGrant(next, a.Machine, now); err != nil {
 				return nil, err
 			}
+		}
+		if a.TPM != nil {
+			a.Warnings = append(slices.Clone(a.Warnings), back.Error())
 		}
 	}
 	if s.LastAttested != nil && a.TokenID != "" {
@@ -136,7 +146,10 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 				"a new first boot has started")
 		}
 	}
-	note(s, now, "Attested", "", a.CorrelationID, attestedBy(a))
+	note(s, now, "Attested", "", a.CorrelationID, attestedBy(a)+resets(s.TPM, a.TPM))
+	if a.TPM != nil {
+		s.TPM = a.TPM
+	}
 	for _, w := range a.Warnings {
 		note(s, now, "Warning", "", a.CorrelationID, w)
 	}

@@ -165,6 +165,20 @@ type MachineAttestationStatus struct {
 	CSRKeySHA256 string `json:"csrKeySHA256,omitempty"`
 	// certificate is the first client certificate that was approved for the machine.
 	Certificate *CertificateStatus `json:"certificate,omitempty"`
+	// tpm has the TPM's counters at the last accepted attestation. They never decrease without
+	// a grant to attest again.
+	TPM *TPMCounters `json:"tpm,omitempty"`
+}
+
+// TPMCounters are what a quote has about the TPM's clock (TPM 2.0 Library, Part 2, 10.11.1).
+type TPMCounters struct {
+	// resetCount counts the resets of the TPM: each boot of the machine, and each reset of the
+	// TPM under a running system.
+	ResetCount int64 `json:"resetCount"`
+	// restartCount counts the resumes since the last reset.
+	RestartCount int64 `json:"restartCount"`
+	// clock is the time for which the TPM was powered, in milliseconds.
+	Clock int64 `json:"clock"`
 }
 
 // MaxCredentials is the limit of status.credentials.

@@ -307,7 +307,7 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement,
 		Evidence: challenged(v.Evidence, challenge.Issued), Warnings: v.Warnings,
 		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
-		CSRKeySHA256: v.CSRKeySHA256,
+		CSRKeySHA256: v.CSRKeySHA256, TPM: v.TPM,
 	}
 	if p.Mode != v1alpha1.ModeAudit {
 		a.TokenID, a.TokenExpiry, a.TokenUses = hex.EncodeToString(random(12)), c.start.Add(p.TokenLifetime),

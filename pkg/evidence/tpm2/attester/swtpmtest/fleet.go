@@ -15,25 +15,24 @@ import (
 // created with its own "unique" field, so they differ (TPM 2.0 Library, Part 1, 27.2: a primary key
 // depends on its whole template). Everything else behaves like a real TPM. Open an attester with
 // the key type ecc-p256, because that EK is created and not persistent.
-type Fleet struct{ free chan *Conn }
+type Fleet struct{ free []chan *Conn }
 
-// NewFleet starts software TPMs. All have the same seed, so a machine has the same keys on each of
-// them and can use any.
+// NewFleet starts software TPMs. A machine always has the same one, because their counters differ.
 func NewFleet(t testing.TB, tpms int) *Fleet {
 	t.Helper()
-	f := &Fleet{make(chan *Conn, tpms)}
-	first := Start(t, "sha256")
-	for range tpms - 1 {
-		f.free <- first.clone().Dial()
+	f := &Fleet{make([]chan *Conn, tpms)}
+	for i := range f.free {
+		f.free[i] = make(chan *Conn, 1)
+		f.free[i] <- Start(t, "sha256").Dial()
 	}
-	f.free <- first.Dial() // clone restarts it
 	return f
 }
 
-// With lends machine i a TPM until use returns.
+// With lends machine i its TPM until use returns.
 func (f *Fleet) With(i int, use func(tpm *FleetConn) error) error {
-	c := <-f.free
-	defer func() { f.free <- c }()
+	free := f.free[i%len(f.free)]
+	c := <-free
+	defer func() { free <- c }()
 	return use(&FleetConn{c, sha256.Sum256(fmt.Appendf(nil, "machine %d", i))})
 }
 

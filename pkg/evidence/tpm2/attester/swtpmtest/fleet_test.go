@@ -9,7 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 )
 
-// Each machine of a fleet has its own keys, which are the same on every TPM.
+// Each machine of a fleet has its own keys, which are the same each time.
 func TestFleet(t *testing.T) {
 	fleet := swtpmtest.NewFleet(t, 2)
 	identity := func(i int) (id attester.Identity) {
@@ -30,7 +30,7 @@ func TestFleet(t *testing.T) {
 	for i := range 4 {
 		first, second := identity(i), identity(i)
 		if first.EKSPKI != second.EKSPKI || string(first.AKName) != string(second.AKName) {
-			t.Errorf("machine %d has other keys on another TPM", i)
+			t.Errorf("machine %d has other keys the second time", i)
 		}
 		if other, ok := seen[first.EKSPKI]; ok {
 			t.Errorf("machines %d and %d have one EK", other, i)

@@ -61,8 +61,8 @@ func Start(t testing.TB, banks string) *TPM {
 	return s
 }
 
-// clone returns another software TPM with the same seeds.
-func (s *TPM) clone() *TPM {
+// Clone returns another software TPM with a copy of the state: the same keys and counters. It restarts s.
+func (s *TPM) Clone() *TPM {
 	s.t.Helper()
 	s.stop() // its state is on disk
 	state, err := os.MkdirTemp("", "swtpm-")
