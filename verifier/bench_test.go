@@ -70,18 +70,7 @@ func converse(tb testing.TB, key attester.Key, log []byte) *conversation {
 	}
 	dev := swtpmtest.Start(tb, "sha256")
 	conn := dev.Dial()
-	parsed, err := eventlog.Parse(log, eventlog.SHA256)
-	must(err)
-	for _, e := range parsed.Events {
-		if !e.Extends() {
-			continue
-		}
-		_, err := tpm.PCRExtend{
-			PCRHandle: tpm.AuthHandle{Handle: tpm.TPMHandle(e.PCR), Auth: tpm.PasswordAuth(nil)},
-			Digests:   tpm.TPMLDigestValues{Digests: []tpm.TPMTHA{{HashAlg: tpm.TPMAlgSHA256, Digest: e.Digest}}},
-		}.Execute(conn)
-		must(err)
-	}
+	measure(tb, conn, log)
 	a, err := attester.Open(conn, attester.Options{Key: key})
 	must(err)
 	tb.Cleanup(func() { _ = a.Close() })
@@ -127,6 +116,27 @@ func converse(tb testing.TB, key attester.Key, log []byte) *conversation {
 		TPM2: &tpm2.Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation, PCRValues: ev.PCRValues},
 	}
 	return c
+}
+
+// measure extends the events of a log into a TPM, as the firmware and the boot loader did.
+func measure(tb testing.TB, conn *swtpmtest.Conn, log []byte) {
+	tb.Helper()
+	parsed, err := eventlog.Parse(log, eventlog.SHA256)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, e := range parsed.Events {
+		if !e.Extends() {
+			continue
+		}
+		_, err := tpm.PCRExtend{
+			PCRHandle: tpm.AuthHandle{Handle: tpm.TPMHandle(e.PCR), Auth: tpm.PasswordAuth(nil)},
+			Digests:   tpm.TPMLDigestValues{Digests: []tpm.TPMTHA{{HashAlg: tpm.TPMAlgSHA256, Digest: e.Digest}}},
+		}.Execute(conn)
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
 }
 
 // quotedForAll is more than the profile needs: the other libraries replay every

@@ -77,6 +77,9 @@ func (a *appraisal) boot() error {
 	if err != nil {
 		return err
 	}
+	if !result.Profile.NeedsEventLog() {
+		return nil
+	}
 	summary := a.summaries[slices.IndexFunc(a.summaries, isTPM)].Summary
 	summary["profile"] = string(result.Profile)
 	for k, v := range map[string]string{"image": result.Image, "firmware": result.Firmware} {

@@ -203,6 +203,12 @@ func FromFirmwareLog(name string, rawLog []byte, quoted map[uint16]map[int][]byt
 		if quoted != nil && !ok {
 			continue
 		}
+		for pcr := range 8 {
+			if _, ok := values[pcr]; quoted != nil && !ok {
+				return nil, fmt.Errorf("the quote does not have PCR %d: use evidence of the profile %s, %s or %s", pcr, SecureBoot,
+					Release, Strict)
+			}
+		}
 		log, err := eventlog.Parse(rawLog, bank)
 		if err != nil {
 			unreadable = cmp.Or(unreadable, err)
@@ -225,12 +231,6 @@ func (f *Firmware) add(bank uint16, quoted map[int][]byte, log *eventlog.Log) er
 		replayed := log.Replay()
 		for pcr := range 8 {
 			quoted[pcr] = replayed.Value(pcr)
-		}
-	}
-	for pcr := range 8 {
-		if _, ok := quoted[pcr]; !ok {
-			return fmt.Errorf("the quote does not have PCR %d: use evidence of the profile %s, %s or %s", pcr, SecureBoot,
-				Release, Strict)
 		}
 	}
 	b := &boot{bank: bank, quoted: quoted, log: log}
