@@ -93,7 +93,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 		return a.finish(ctx, boot)
 	case a.capped():
 		return hinted{errors.New("PCR 11 is capped already, so this boot can no longer attest"),
-			"reboot; if this persists, the image or the pre-approved config has mcs-attest-cap-root.service"}
+			"reboot; if this persists, the initramfs has the agent, or the image has mcs-attest-cap-root.service"}
 	case boot.Ignored():
 		return hinted{errors.Join(errNotApplied, boot.Clear(), a.capPCR(true)),
 			"the boot loader must start Ignition if ignition.firstboot exists in /boot, as on Fedora CoreOS"}
