@@ -212,7 +212,7 @@ var table = map[Code]Info{
 		"The machine did not send a kind of evidence that the policy requires.",
 		"Run 'mcs-attest-verifier explain' to see the kind. docs/platforms.md lists the kinds of each platform."),
 	EvidenceUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EvidenceUnacceptable",
-		"A piece of evidence does not verify.",
+		"A piece of evidence does not verify, or the policy does not accept the stage of the boot.",
 		"Read the audit line. It names the check that failed."),
 	EvidenceDisagrees: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EvidenceDisagrees",
 		"Two pieces of evidence name different machines.",
