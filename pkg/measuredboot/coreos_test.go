@@ -275,6 +275,20 @@ func TestFromBootFiles_FollowsWhatCommandsRead(t *testing.T) {
 	}
 }
 
+// An initramfs of CoreOS has 100 MB. GRUB also reads it when it searches for it.
+func TestFromBootFiles_ALargeInitramfs(t *testing.T) {
+	dir := coreOS(t)
+	edit(t, dir, "grub2/grub.cfg", "blscfg\n", "search --file /"+initrdA+"\nblscfg\n")
+	if err := os.Truncate(filepath.Join(dir, initrdA), 65<<20); err != nil {
+		t.Fatal(err)
+	}
+	refs := refValsOf(t, dir)
+	found := slices.IndexFunc(refs[0].Files, func(c measuredboot.Component) bool { return c.Name == "/"+initrdA })
+	if found < 0 || !bytes.Equal(refs[0].Files[found].SHA256, refs[0].Loads[1].SHA256) {
+		t.Errorf("files %v, loads %v", refs[0].Files, refs[0].Loads)
+	}
+}
+
 func TestFromBootFiles_DeniesIncompleteImages(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(t *testing.T, dir string)
@@ -300,6 +314,10 @@ func TestFromBootFiles_DeniesIncompleteImages(t *testing.T) {
 					t.Fatal(err)
 				}
 			}, "the link loader: ",
+		},
+		"a large configuration": {
+			func(t *testing.T, dir string) { put(t, dir, "grub2/grub.cfg", strings.Repeat("\n", 1<<20+1)) },
+			"grub2/grub.cfg: more than 1048576 bytes",
 		},
 		"no shim": {func(t *testing.T, dir string) { remove(t, dir, "EFI/fedora/shimx64.efi") }, "no shim"},
 		"no GRUB": {func(t *testing.T, dir string) { remove(t, dir, "EFI/fedora/grubx64.efi") }, "no GRUB"},

@@ -19,12 +19,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot/uki"
 )
 
-// maxBootFile limits a file that is read into memory: a loader or a configuration.
+// maxBootFile limits a file that is read into memory: a loader or a kernel.
 const maxBootFile = 64 << 20
 
 // Limits on an image.
 const (
 	maxScripts = 256     // configurations, environments and entries
+	maxScript  = 1 << 20 // bytes of one of them
 	maxPaths   = 1 << 14 // files of all kinds
 )
 
@@ -199,20 +200,38 @@ func (s *bootFiles) nameAlternatives() {
 
 // script adds one file that GRUB reads before the kernel.
 func (s *bootFiles) script(p string, format grub.Format, optional bool) error {
-	text, err := s.read(p)
+	var text bytes.Buffer
+	to := io.Discard
+	if format != grub.Data {
+		to = &limited{&text, maxScript}
+	}
+	d, _, err := s.digest(p, to)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", p, err)
 	}
 	s.known[p] = true
-	s.configs = append(s.configs, Component{Name: "/" + p, Digests: digestsOf(text), Optional: optional})
+	s.configs = append(s.configs, Component{Name: "/" + p, Digests: d, Optional: optional})
 	if format == grub.Data {
 		return nil
 	}
-	s.scripts = append(s.scripts, grub.Script{Name: p, Text: string(text), Format: format})
+	s.scripts = append(s.scripts, grub.Script{Name: p, Text: text.String(), Format: format})
 	if len(s.scripts) > maxScripts {
 		return fmt.Errorf("%s: GRUB reads more than %d configurations and entries", p, maxScripts)
 	}
 	return nil
+}
+
+// limited is a writer of a limited number of bytes.
+type limited struct {
+	io.Writer
+	left int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	if l.left -= len(b); l.left < 0 {
+		return 0, fmt.Errorf("more than %d bytes", maxScript)
+	}
+	return l.Writer.Write(b)
 }
 
 // visit adds one file.

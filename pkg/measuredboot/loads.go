@@ -57,21 +57,28 @@ func newHashes() *hashes {
 
 func (h *hashes) sum() Digests { return Digests{SHA256: h.sha256.Sum(nil), SHA384: h.sha384.Sum(nil)} }
 
-// archive hashes an initramfs archive of any size. It also adds the archive to those before it, from the
-// next multiple of 4 bytes on (GRUB, grub-core/loader/linux.c).
+// archive hashes an initramfs archive. It also adds the archive to those before it, from the next multiple
+// of 4 bytes on (GRUB, grub-core/loader/linux.c).
 func (s *bootFiles) archive(p string, whole *hashes) (Digests, error) {
+	padding := make([]byte, -whole.size&3)
+	if _, err := whole.Write(padding); err != nil {
+		return Digests{}, err
+	}
+	d, n, err := s.digest(p, whole)
+	whole.size += int64(len(padding)) + n
+	return d, err
+}
+
+// digest hashes a file of any size, and copies it to a writer.
+func (s *bootFiles) digest(p string, to io.Writer) (d Digests, size int64, err error) {
 	f, err := s.files.Open(p)
 	if err != nil {
-		return Digests{}, err
+		return Digests{}, 0, err
 	}
 	defer f.Close()
-	if _, err := whole.Write(make([]byte, -whole.size&3)); err != nil {
-		return Digests{}, err
-	}
 	h := newHashes()
-	n, err := io.Copy(io.MultiWriter(h, whole), f)
-	whole.size += -whole.size&3 + n
-	return h.sum(), err
+	size, err = io.Copy(io.MultiWriter(h, to), f)
+	return h.sum(), size, err
 }
 
 // locate returns the file for a path of GRUB, whose device is unknown here.

@@ -79,6 +79,34 @@ func TestFromBootFiles_ComputesAGeneratedConfiguration(t *testing.T) {
 	}
 }
 
+// A live image has no loader entries. Its initramfs and the configuration of Ignition are two archives.
+func TestFromBootFiles_ALiveImage(t *testing.T) {
+	dir := coreOS(t)
+	remove(t, dir, "grub2/grub.cfg")
+	remove(t, dir, "loader")
+	put(t, dir, "EFI/fedora/grub.cfg", `set default="1"
+function load_video { insmod all_video; }
+load_video
+menuentry 'CoreOS (Live)' --class os {
+	linux /images/pxeboot/vmlinuz coreos.liveiso=fedora-coreos-43 ignition.firstboot ignition.platform.id=metal
+########## space for more words
+	initrd /images/pxeboot/initrd.img /images/ignition.img
+}
+`)
+	kernel, err := os.ReadFile(shimImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "images/pxeboot/vmlinuz", string(kernel))
+	put(t, dir, "images/pxeboot/initrd.img", "initramfs")
+	put(t, dir, "images/ignition.img", "ignition")
+	refs := refValsOf(t, dir)
+	const line = "/images/pxeboot/vmlinuz coreos.liveiso=fedora-coreos-43 ignition.firstboot ignition.platform.id=metal"
+	if len(refs) != 1 || len(refs[0].Loads) != 3 || !slices.Equal(refs[0].CommandLines, []measuredboot.Words{line}) {
+		t.Errorf("got %v", refs)
+	}
+}
+
 // What cannot be computed is refused with its place and what to do.
 func TestFromBootFiles_DeniesWhatItCannotCompute(t *testing.T) {
 	const at = "grub/grub.cfg, line 119: the command linux: "
@@ -90,7 +118,9 @@ func TestFromBootFiles_DeniesWhatItCannotCompute(t *testing.T) {
 		"a text from outside": {"load_video\n	insmod gzio", "eval $1", "grub/grub.cfg, line 107: the command eval: is"},
 		"an unknown file":     {"set locale_dir=$prefix/locale", "source $x", "grub/grub.cfg, line 76: the command source: "},
 		"a quote":             {"menu_color_normal=cyan/blue", "menu_color_normal='cyan/blue", "grub/grub.cfg, line "},
-		"a missing kernel":    {"/boot/vmlinuz-6.1.0-56-cloud-amd64 root", "/boot/vmlinux root", `an entry loads "boot/vml`},
+		"a missing kernel": {
+			"/boot/vmlinuz-6.1.0-56-cloud-amd64 root", "/boot/vmlinux root", `an entry loads "boot/vml`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := mkconfig(t)
