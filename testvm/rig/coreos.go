@@ -107,35 +107,89 @@ func (c *CoreOSDisk) debugfs(command string) {
 	c.r.run(c.r.dir, nil, "debugfs", "-w", "-R", command, fmt.Sprintf("%s?offset=%d", c.Path, bootOffset))
 }
 
-// loaded returns what the boot loader gives QEMU: the kernel, its command line, and one file with all
-// archives of the entry.
-func (c *CoreOSDisk) loaded() (kernel, initrd, cmdline string) {
+// entry is the disk's only boot loader entry.
+type entry struct {
+	dir     string // with the files of the boot file system
+	first   bool   // ignition.firstboot exists
+	linux   string
+	initrds []string
+	options string
+}
+
+func (c *CoreOSDisk) entry() entry {
 	c.r.t.Helper()
 	dir, err := os.MkdirTemp(c.r.dir, "entry-")
 	c.r.fatal(err, "boot loader entry")
 	c.debugfs("rdump / " + dir)
-	entries, err := filepath.Glob(filepath.Join(dir, "loader/entries/*.conf"))
+	paths, err := filepath.Glob(filepath.Join(dir, "loader/entries/*.conf"))
 	c.r.fatal(err, "boot loader entry")
-	if len(entries) != 1 {
-		c.r.t.Fatalf("the boot file system has the entries %v", entries)
+	if len(paths) != 1 {
+		c.r.t.Fatalf("the boot file system has the entries %v", paths)
 	}
-	entry, err := os.ReadFile(entries[0])
+	text, err := os.ReadFile(paths[0])
 	c.r.fatal(err, "boot loader entry")
-	var archives []string
-	for line := range strings.Lines(string(entry)) {
+	_, err = os.Stat(filepath.Join(dir, "ignition.firstboot"))
+	e := entry{dir: dir, first: err == nil}
+	for line := range strings.Lines(string(text)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch key {
 		case "options":
-			cmdline = value
+			e.options = value + " console=ttyS0 " + commonCmdline
 		case "linux":
-			kernel = filepath.Join(dir, value)
+			e.linux = value
 		case "initrd":
-			archives = append(archives, filepath.Join(dir, value))
+			e.initrds = append(e.initrds, value)
 		}
 	}
+	return e
+}
+
+// loaded returns what a boot loader gives the kernel: one file has all archives of the entry.
+func (c *CoreOSDisk) loaded() (kernel, initrd, cmdline string) {
+	c.r.t.Helper()
+	e := c.entry()
+	var archives []string
+	for _, name := range e.initrds {
+		archives = append(archives, filepath.Join(e.dir, name))
+	}
 	first := ""
-	if _, err := os.Stat(filepath.Join(dir, "ignition.firstboot")); err == nil {
+	if e.first {
 		first = "ignition.firstboot"
 	}
-	return kernel, c.r.join(archives), strings.ReplaceAll(cmdline, "$ignition_firstboot", first)
+	return filepath.Join(e.dir, e.linux), c.r.join(archives), strings.ReplaceAll(e.options, "$ignition_firstboot", first)
+}
+
+// espFiles returns the EFI system partition with which shim and GRUB boot the disk. Debian's GRUB does
+// not read entries, so grub.cfg has what the entry has.
+func (c *CoreOSDisk) espFiles() map[string]string {
+	c.r.t.Helper()
+	e := c.entry()
+	return map[string]string{
+		"EFI/BOOT/BOOTX64.EFI": shim,
+		"EFI/BOOT/grubx64.efi": signedGRUB,
+		"EFI/BOOT/mmx64.efi":   mokManager,
+		"EFI/debian/grub.cfg": c.r.text("grub.cfg", strings.Join([]string{
+			"set timeout=0",
+			"search --no-floppy --label boot --set=root",
+			`set ignition_firstboot=""`,
+			`if [ -f "/ignition.firstboot" ]; then`,
+			`  set ignition_firstboot="ignition.firstboot"`,
+			"fi",
+			"linux " + e.linux + " " + e.options,
+			"initrd " + strings.Join(e.initrds, " "),
+			"boot", "",
+		}, "\n")),
+	}
+}
+
+// BootFiles writes what shim and GRUB boot the disk from to a folder.
+func (c *CoreOSDisk) BootFiles() string {
+	c.r.t.Helper()
+	dir := c.entry().dir
+	for name, from := range c.espFiles() {
+		b, err := os.ReadFile(from)
+		c.r.fatal(err, "boot files")
+		c.r.writeFiles(map[string]string{name: string(b)}, dir)
+	}
+	return dir
 }

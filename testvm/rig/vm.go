@@ -50,10 +50,10 @@ type VM struct {
 	UKI *UKI
 	// GRUB boots shim, GRUB and the kernel from an EFI system partition through OVMF instead.
 	GRUB *GRUB
-	// CoreOS boots this disk, as its boot loader entry says. Initrd, Pointer, Root and LaterBoot do not
-	// apply.
+	// CoreOS boots this disk, as its boot loader entry says: directly, or with SecureBoot through shim and
+	// GRUB. Initrd, Pointer, Root and LaterBoot do not apply.
 	CoreOS *CoreOSDisk
-	// SecureBoot enables Secure Boot with the snake-oil keys for a UKI, and with Microsoft's for GRUB.
+	// SecureBoot enables Secure Boot with the snake-oil keys for a UKI, and with Microsoft's otherwise.
 	SecureBoot bool
 	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys enrolled, none of
 	// which signed it.
@@ -117,9 +117,10 @@ func (r *Rig) Boot(vm VM) *Node {
 	}
 	r.fatal(os.Mkdir(n.dir, 0o755), "machine")
 	kernel, _ := r.Kernel(vm.Initrd.System)
-	format := "qcow2"
+	format, root := "qcow2", "virtio-blk-pci,drive=root"
 	if vm.CoreOS != nil {
 		n.overlay, format = vm.CoreOS.Path, "raw"
+		root += ",bootindex=1" // OVMF shows GRUB only disks that have one
 	} else {
 		n.overlay = filepath.Join(n.dir, "root.qcow2")
 		r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", r.rootDisk(vm.Root, vm.Kubelet), "-F", "raw",
@@ -134,7 +135,7 @@ func (r *Rig) Boot(vm VM) *Node {
 		"-accel", "tcg,tb-size=256", "-cpu", processor, "-smp", "1", "-m", memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-drive", "if=none,id=root,format=" + format + ",cache=unsafe,file=" + n.overlay,
-		"-device", "virtio-blk-pci,drive=root",
+		"-device", root,
 		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
 	}
 	network, program := n.network(vm)
@@ -157,19 +158,22 @@ func (r *Rig) Boot(vm VM) *Node {
 		args = append(args, "-drive", "if=none,id=volume,format=raw,cache=unsafe,file="+vm.Volume,
 			"-device", "virtio-blk-pci,drive=volume")
 	}
-	if vm.UKI != nil || vm.GRUB != nil {
+	if vm.UKI != nil || vm.GRUB != nil || vm.CoreOS != nil && vm.SecureBoot {
 		vars := ovmf + "OVMF_VARS_4M.fd"
+		if vm.SecureBoot {
+			vars = ovmf + "OVMF_VARS_4M.ms.fd"
+		}
 		var files map[string]string
-		if vm.UKI != nil {
+		switch {
+		case vm.UKI != nil:
 			files = vm.UKI.files(r, vm.LaterBoot)
 			if vm.SecureBoot {
 				vars = ovmf + "OVMF_VARS_4M.snakeoil.fd"
 			}
-		} else {
+		case vm.GRUB != nil:
 			files = vm.GRUB.files(r, vm.LaterBoot, vm.Platform)
-			if vm.SecureBoot {
-				vars = ovmf + "OVMF_VARS_4M.ms.fd"
-			}
+		default:
+			files = vm.CoreOS.espFiles()
 		}
 		firmware, options := n.firmware(vars, vm.SecureBoot)
 		machine += options
@@ -187,7 +191,6 @@ func (r *Rig) Boot(vm VM) *Node {
 		var initrd string
 		if vm.CoreOS != nil {
 			kernel, initrd, line = vm.CoreOS.loaded()
-			line += " console=ttyS0 " + commonCmdline
 		}
 		if vm.MicrosoftKeys {
 			firmware, _ := n.firmware(ovmf+"OVMF_VARS_4M.ms.fd", false)

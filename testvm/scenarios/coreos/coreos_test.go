@@ -43,15 +43,29 @@ func wantCapped(t *testing.T, node *rig.Node) {
 	}
 }
 
+const policy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: default
+spec:
+  pools: ["*"]
+  tpm2:
+    profile: release
+`
+
+// The first boot is through shim and GRUB under Secure Boot. The reference values come from the files of
+// the image, after boot.sh.
 func TestStandInAttestsOnItsFirstBootAndCapsOnALaterOne(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
 	disk := r.NewCoreOSDisk(v.Pointer("worker"))
 	disk.AddAgent()
-	node := r.Boot(rig.VM{Name: "first", TPM: tpm, CoreOS: disk})
+	v.Write("reference-values/coreos.yaml", v.Tool("refvals", "--name", "coreos", "--boot", disk.BootFiles()))
+	v.Start()
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{Name: "first", TPM: tpm, CoreOS: disk, SecureBoot: true})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
 	wantOrder(t, node.Journal(),
