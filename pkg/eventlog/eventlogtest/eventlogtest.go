@@ -37,6 +37,7 @@ const (
 	UnsignedKernel       = "ovmf-ms-vars-unsigned-kernel"
 	ShimGRUB             = "ovmf-shim16-grub"
 	Debian13UKI          = "ovmf-debian13-uki"
+	OSTree               = "ovmf-ostree"
 	SeaBIOS              = "seabios-kernel"
 )
 
