@@ -52,6 +52,8 @@ func TestDocumentedDenialsAreReal(t *testing.T) {
 		e[i] = said(e[i], "kernel_cmdline: ", grubLine(e[i])+" systemd.debug-shell")
 		return e
 	})
+	other := strictBoot(t)
+	other.refs[1] = firmwareOf(t, "r750-bios-2.3.5", build2022SMM)
 	documented := map[string]bool{}
 	for _, b := range blocks(t, "") {
 		documented[b] = true
@@ -64,6 +66,7 @@ func TestDocumentedDenialsAreReal(t *testing.T) {
 		"events left out":   left,
 		"capped":            capped,
 		"a word more":       line,
+		"another firmware":  other,
 	} {
 		_, err := b.appraise()
 		if err == nil || !documented[err.Error()] {

@@ -169,7 +169,7 @@ type TPM2Policy struct {
 	Endorsements []Endorsement `json:"endorsements,omitempty"`
 
 	// profile defines which part of the boot is appraised: "identity-only",
-	// "secure-boot". Default: identity-only.
+	// "secure-boot", "release", "strict". Default: identity-only.
 	Profile string `json:"profile,omitempty"`
 
 	// profileAction defines what a boot outside the profile leads to. "Enforce": a
