@@ -85,7 +85,8 @@ func (b *boot) firmwareEvents() []*eventlog.Event {
 // compare returns how many events are those of the set, and the first difference.
 func (f *Firmware) compare(b *boot, seen []*eventlog.Event) (equal int, first *Finding) {
 	if b.log.Locality != f.Locality {
-		first = onPCR(0, fmt.Sprintf("a start of the TPM at locality %d", f.Locality), fmt.Sprint("locality ", b.log.Locality))
+		first = onPCR(0, fmt.Sprintf("a start of the TPM at locality %d", f.Locality),
+			fmt.Sprint("locality ", b.log.Locality))
 	}
 	want := map[int][]FirmwareEvent{}
 	for _, e := range f.Events {
@@ -138,7 +139,8 @@ func perMachine(bank uint16, e *eventlog.Event, options map[string]bool) bool {
 		if !ok || v.vendor != globalVariable || options[v.name] || !measured(e.Data) && !measured(v.data) {
 			return false
 		}
-		options[v.name] = v.name == "BootOrder" && len(v.data)%2 == 0 || bootOption.MatchString(v.name) && isLoadOption(v.data)
+		options[v.name] = v.name == "BootOrder" && len(v.data)%2 == 0 ||
+			bootOption.MatchString(v.name) && isLoadOption(v.data)
 		return options[v.name]
 	case 5:
 		return bytes.HasPrefix(e.Data, []byte("EFI PART")) && measured(e.Data) || slices.ContainsFunc(exitBootServices,
@@ -205,8 +207,8 @@ func FromFirmwareLog(name string, rawLog []byte, quoted map[uint16]map[int][]byt
 		}
 		for pcr := range 8 {
 			if _, ok := values[pcr]; quoted != nil && !ok {
-				return nil, fmt.Errorf("the quote does not have PCR %d: use evidence of the profile %s, %s or %s", pcr, SecureBoot,
-					Release, Strict)
+				return nil, fmt.Errorf("the quote does not have PCR %d: use evidence of the profile %s, %s or %s", pcr,
+					SecureBoot, Release, Strict)
 			}
 		}
 		log, err := eventlog.Parse(rawLog, bank)
@@ -272,7 +274,8 @@ func eventText(e *eventlog.Event) string {
 		}
 		text = bytes.TrimRight([]byte(string(utf16.Decode(wide))), "\x00")
 	}
-	if len(text) == 0 || len(text) > longestName || bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+	if len(text) == 0 || len(text) > longestName ||
+		bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return name
 	}
 	return name + " " + string(text)
@@ -297,7 +300,8 @@ func (r *ReferenceValues) validateFirmware() error {
 		case !slices.Contains(firmwarePCRs, e.PCR):
 			return fmt.Errorf("firmware.events[%d].pcr: %d is not one of %v", i, e.PCR, firmwarePCRs)
 		case e.AnyDigest && !slices.Contains(settingsPCRs, e.PCR):
-			return fmt.Errorf("firmware.events[%d].anyDigest: PCR %d measures code; only %v may have it", i, e.PCR, settingsPCRs)
+			return fmt.Errorf("firmware.events[%d].anyDigest: PCR %d measures code; only %v may have it", i, e.PCR,
+				settingsPCRs)
 		case e.AnyDigest && len(e.SHA256)+len(e.SHA384) > 0:
 			return fmt.Errorf("firmware.events[%d].anyDigest: the event also has a digest; delete one of them", i)
 		case !e.AnyDigest:

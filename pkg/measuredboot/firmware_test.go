@@ -80,7 +80,8 @@ func TestStrictNeedsAFirmwareSetAndAnImage(t *testing.T) {
 	b.refs = []measuredboot.ReferenceValues{set}
 	fails(t, b, reason.MeasuredBoot, "PCR 11")
 	grub := grubBoot(t)
-	grub.profile, grub.refs = measuredboot.Strict, []measuredboot.ReferenceValues{firmwareOf(t, "ovmf-fixed", build2022Fixed)}
+	grub.profile = measuredboot.Strict
+	grub.refs = []measuredboot.ReferenceValues{firmwareOf(t, "ovmf-fixed", build2022Fixed)}
 	fails(t, grub, reason.MeasuredBoot, "PCR 4", "no reference values")
 }
 
@@ -136,14 +137,16 @@ func TestStrictDeniesFirmwareThatIsNotOfTheSet(t *testing.T) {
 		pcr    int
 		seen   string
 	}{
-		"another version in PCR 0":         {swap(0, 0), 0, "EV_S_CRTM_VERSION"},
-		"another volume in PCR 0":          {swap(0, 1), 0, "EV_EFI_PLATFORM_FIRMWARE_BLOB"},
-		"a setting in PCR 1":               {before(1, 0x0A, []byte("setup")), 1, "EV_PLATFORM_CONFIG_FLAGS"},
-		"an unknown option ROM in PCR 2":   {before(2, 0x80000004, []byte("option ROM")), 2, "EV_EFI_BOOT_SERVICES_DRIVER"},
-		"a ROM after the separator, PCR 2": {func(e events) events { return append(e, eventlogtest.New(e[0], 2, 5, []byte("x"))) }, 2, "no such event"},
-		"a setting of a ROM in PCR 3":      {before(3, 0x0A, []byte("setup")), 3, "EV_PLATFORM_CONFIG_FLAGS"},
-		"an unknown event in PCR 5":        {before(5, eventlog.EFIAction, []byte("loader.conf")), 5, "EV_EFI_ACTION"},
-		"an unknown event in PCR 6":        {before(6, eventlog.EFIAction, []byte("maker")), 6, "EV_EFI_ACTION"},
+		"another version in PCR 0":       {swap(0, 0), 0, "EV_S_CRTM_VERSION"},
+		"another volume in PCR 0":        {swap(0, 1), 0, "EV_EFI_PLATFORM_FIRMWARE_BLOB"},
+		"a setting in PCR 1":             {before(1, 0x0A, []byte("setup")), 1, "EV_PLATFORM_CONFIG_FLAGS"},
+		"an unknown option ROM in PCR 2": {before(2, 0x80000004, []byte("option ROM")), 2, "EV_EFI_BOOT_SERVICES_DRIVER"},
+		"a ROM after the separator, PCR 2": {func(e events) events {
+			return append(e, eventlogtest.New(e[0], 2, 5, []byte("x")))
+		}, 2, "no such event"},
+		"a setting of a ROM in PCR 3": {before(3, 0x0A, []byte("setup")), 3, "EV_PLATFORM_CONFIG_FLAGS"},
+		"an unknown event in PCR 5":   {before(5, eventlog.EFIAction, []byte("loader.conf")), 5, "EV_EFI_ACTION"},
+		"an unknown event in PCR 6":   {before(6, eventlog.EFIAction, []byte("maker")), 6, "EV_EFI_ACTION"},
 		"an event of PCR 0 is missing": {func(e events) events {
 			i := slices.IndexFunc(e, func(e eventlogtest.Event) bool { return e.PCR == 0 })
 			return slices.Delete(e, i, i+1)
@@ -265,7 +268,8 @@ func TestAttack_T31_AnAcceptedFirmwareStartsTheTPMAtItsLocality(t *testing.T) {
 	}
 	honest := strictBoot(t)
 	platform := honest.booted(t, started)
-	r, err := measuredboot.FromFirmwareLog("platform", platform.log, map[uint16]map[int][]byte{platform.bank: platform.quoted})
+	r, err := measuredboot.FromFirmwareLog("platform", platform.log,
+		map[uint16]map[int][]byte{platform.bank: platform.quoted})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +344,8 @@ func TestFirmwareSetHasEachBankOfALog(t *testing.T) {
 	b.refs[1] = set
 	passes(t, b)
 	// A quote proves only its bank.
-	if e := firmwareOf(t, "x", eventlogtest.SecureBootUKI4Banks).Firmware.Events[0]; len(e.SHA384) > 0 || len(e.SHA256) != 32 {
+	e := firmwareOf(t, "x", eventlogtest.SecureBootUKI4Banks).Firmware.Events[0]
+	if len(e.SHA384) > 0 || len(e.SHA256) != 32 {
 		t.Errorf("%+v", e)
 	}
 }
@@ -406,7 +411,8 @@ func TestFirmwareSetsThatAreNotAccepted(t *testing.T) {
 		},
 		"firmware.locality: 2 is not 0, 3 or 4": func(r *measuredboot.ReferenceValues) { r.Firmware.Locality = 2 },
 		"firmware.events: none of PCR 6": func(r *measuredboot.ReferenceValues) {
-			r.Firmware.Events = slices.DeleteFunc(r.Firmware.Events, func(e measuredboot.FirmwareEvent) bool { return e.PCR == 6 })
+			r.Firmware.Events = slices.DeleteFunc(r.Firmware.Events,
+				func(e measuredboot.FirmwareEvent) bool { return e.PCR == 6 })
 		},
 		"firmware.events[0].pcr: 7 is not one of": func(r *measuredboot.ReferenceValues) { r.Firmware.Events[0].PCR = 7 },
 		"firmware.events[0].anyDigest: PCR 0 measures code": func(r *measuredboot.ReferenceValues) {

@@ -46,11 +46,13 @@ func (c *check) references(refs []measuredboot.ReferenceValues) {
 			func(r measuredboot.ReferenceValues) bool { return (r.Firmware != nil) == firmware })
 	}
 	if profile == measuredboot.Strict && missing(true) {
-		c.fault("spec.tpm2.profile", "strict accepts no machine, because no reference values of the policy are a firmware set",
+		c.fault("spec.tpm2.profile",
+			"strict accepts no machine, because no reference values of the policy are a firmware set",
 			"compute one: mcs-attest-verifier refvals firmware")
 	}
 	if (profile == measuredboot.Strict || profile == measuredboot.Release) && missing(false) {
-		c.fault("spec.tpm2.profile", fmt.Sprintf("%s accepts no machine, because no reference values of the policy are of an image",
-			profile), "compute them: mcs-attest-verifier refvals")
+		c.fault("spec.tpm2.profile",
+			fmt.Sprintf("%s accepts no machine, because no reference values of the policy are of an image", profile),
+			"compute them: mcs-attest-verifier refvals")
 	}
 }

@@ -22,11 +22,11 @@ func laterThan(recorded, presented *v1alpha1.TPMCounters) error {
 	case presented.ResetCount > recorded.ResetCount:
 		return nil
 	case presented.ResetCount < recorded.ResetCount:
-		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d resets to %d: it was cleared or set "+
-			"back, or it is a copy", recorded.ResetCount, presented.ResetCount)
+		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d resets to %d: it was cleared or "+
+			"set back, or it is a copy", recorded.ResetCount, presented.ResetCount)
 	case presented.RestartCount < recorded.RestartCount:
-		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d resumes to %d: it was set back, or "+
-			"it is a copy", recorded.RestartCount, presented.RestartCount)
+		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d resumes to %d: it was set back, "+
+			"or it is a copy", recorded.RestartCount, presented.RestartCount)
 	case presented.Clock < recorded.Clock:
 		return reason.Deny(reason.QuoteNotFresh, "the TPM's clock went back from %d ms to %d ms since its last reset",
 			recorded.Clock, presented.Clock)

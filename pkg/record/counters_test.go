@@ -20,7 +20,9 @@ func counted(reset, restart, clock int64) *v1alpha1.TPMCounters {
 }
 
 // counting is an attestation with a TPM's counters, and the same machine's next one.
-func counting(t *testing.T, first, second *v1alpha1.TPMCounters, change ...func(*record.Attestation, *rec)) (*rec, error) {
+func counting(t *testing.T, first, second *v1alpha1.TPMCounters,
+	change ...func(*record.Attestation, *rec)) (*rec, error) {
+	t.Helper()
 	t.Helper()
 	a := honest(t)
 	a.TPM = first
@@ -94,7 +96,9 @@ func TestAttest_AGrantAdmitsATPMThatWasCleared(t *testing.T) {
 	granted := func(t *testing.T) *machine.Machine {
 		return enrolled(t, "  reattest: {until: \""+until.Format(time.RFC3339)+"\"}\n")
 	}
-	for name, phase := range map[string]v1alpha1.Phase{"joined": v1alpha1.PhaseJoined, "not joined": v1alpha1.PhaseFetched} {
+	for name, phase := range map[string]v1alpha1.Phase{
+		"joined": v1alpha1.PhaseJoined, "not joined": v1alpha1.PhaseFetched,
+	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := counting(t, counted(7, 0, 50), counted(1, 0, 5), func(a *record.Attestation, r *rec) {
 				a.Machine, r.Status.Phase = granted(t), phase
