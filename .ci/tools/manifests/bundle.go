@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +25,9 @@ type Bundle struct {
 	Namespace, Remainder []byte
 }
 
+// MustGather is the image that 'oc adm must-gather' runs.
+const MustGather = "mcs-attest-must-gather"
+
 // controller is the Deployment that OLM manages, and its account.
 const controller = "mcs-attest-controller"
 
@@ -34,8 +38,12 @@ var supported = []string{
 	"PrometheusRule", "Role", "RoleBinding", "Service", "ServiceAccount", "ServiceMonitor",
 }
 
-// MakeBundle returns the bundle of a version such as v0.3.0. Digest is that of the verifier's image.
-func MakeBundle(source, version, digest string) (*Bundle, error) {
+// Digests are those of the images that a bundle names. MustGather is empty if a release has no image for
+// 'oc adm must-gather'.
+type Digests struct{ Verifier, MustGather string }
+
+// MakeBundle returns the bundle of a version such as v0.3.0.
+func MakeBundle(source, version string, digests Digests) (*Bundle, error) {
 	t, err := load(source)
 	if err != nil {
 		return nil, err
@@ -56,12 +64,15 @@ func MakeBundle(source, version, digest string) (*Bundle, error) {
 	for _, o := range objects {
 		for _, c := range o.containers() {
 			tagged := text(c["image"])
-			image = tagged[:max(strings.LastIndex(tagged, ":"), 0)] + "@" + digest
+			image = tagged[:max(strings.LastIndex(tagged, ":"), 0)] + "@" + digests.Verifier
 			c["image"] = image
 		}
 	}
 	if err := m.describe(version, image); err != nil {
 		return nil, err
+	}
+	if digests.MustGather != "" {
+		m.mustGather(path.Dir(image) + "/" + MustGather + "@" + digests.MustGather)
 	}
 	if err := m.install(); err != nil {
 		return nil, err
@@ -111,6 +122,14 @@ func (m *service) describe(version, image string) error {
 	}
 	m.csv.at("spec", "customresourcedefinitions")["owned"] = owned
 	return nil
+}
+
+// mustGather names the image that 'oc adm must-gather --all-images' also runs.
+func (m *service) mustGather(image string) {
+	m.csv.at("metadata", "annotations")["operators.openshift.io/must-gather-image"] = image
+	spec := m.csv.at("spec")
+	related, _ := spec["relatedImages"].([]any)
+	spec["relatedImages"] = append(related, map[string]any{"name": "must-gather", "image": image})
 }
 
 // install sets the Deployment and the permissions of its account. A binding counts if the account is its only

@@ -56,7 +56,7 @@ func validate(t *testing.T, files map[string][]byte) (found []string) {
 }
 
 func TestBundle_IsValidForOLM(t *testing.T) {
-	b, err := MakeBundle(source, "v0.3.0-rc.1", digest)
+	b, err := MakeBundle(source, "v0.3.0-rc.1", Digests{Verifier: digest, MustGather: digest})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,10 +76,19 @@ func TestBundle_IsValidForOLM(t *testing.T) {
 	for _, want := range []string{
 		"name: mcs-attest.v0.3.0-rc.1\n", "version: 0.3.0-rc.1\n",
 		"image: registry.example.com/mcs-attest/mcs-attest-verifier@" + digest + "\n",
+		"operators.openshift.io/must-gather-image: registry.example.com/mcs-attest/mcs-attest-must-gather@" + digest + "\n",
+		"- image: registry.example.com/mcs-attest/mcs-attest-must-gather@" + digest + "\n    name: must-gather\n",
 	} {
 		if !strings.Contains(csv, want) {
 			t.Errorf("no %q", want)
 		}
+	}
+	without, err := MakeBundle(source, "v0.3.0-rc.1", Digests{Verifier: digest})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(without.Files["manifests/mcs-attest.clusterserviceversion.yaml"]), "must-gather") {
+		t.Error("a release without the image for must-gather names one")
 	}
 	// The validation does find something.
 	delete(b.Files, "manifests/customresourcedefinition-identityclaims.mcs-attest.dev.yaml")

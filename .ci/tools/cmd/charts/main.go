@@ -35,7 +35,7 @@ func run(source, version, digest, out string) error {
 	if err != nil {
 		return err
 	}
-	bundle, err := manifests.MakeBundle(source, version, digest)
+	bundle, err := manifests.MakeBundle(source, version, manifests.Digests{Verifier: digest})
 	if err != nil {
 		return err
 	}

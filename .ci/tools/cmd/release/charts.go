@@ -44,17 +44,29 @@ func (r *release) charts(context.Context) error {
 		os.WriteFile(r.file("olm-remainder.yaml"), b.Remainder, 0o644))
 }
 
-// bundle makes the bundle for the image of the verifier, which exists.
+// bundle makes the bundle for the images that exist.
 func (r *release) bundle() (*manifests.Bundle, error) {
-	index, err := stored(r.file("images", verifier))
-	if err != nil {
+	var digests manifests.Digests
+	var err error
+	if digests.Verifier, err = r.digest(verifier); err != nil {
 		return nil, err
+	}
+	if r.base != nil {
+		if digests.MustGather, err = r.digest(gatherer); err != nil {
+			return nil, err
+		}
+	}
+	return manifests.MakeBundle(r.source, r.version, digests)
+}
+
+// digest returns the digest of an image that exists.
+func (r *release) digest(image string) (string, error) {
+	index, err := stored(r.file("images", image))
+	if err != nil {
+		return "", err
 	}
 	digest, err := index.Digest()
-	if err != nil {
-		return nil, err
-	}
-	return manifests.MakeBundle(r.source, r.version, digest.String())
+	return digest.String(), err
 }
 
 // bundleLayer has the same content for each architecture: a node pulls the image of its own.

@@ -44,7 +44,7 @@ func TestCharts_TheBundleNamesTheImageOfTheVerifier(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := manifests.MakeBundle(r.source, testVersion, digest.String())
+	want, err := manifests.MakeBundle(r.source, testVersion, manifests.Digests{Verifier: digest.String()})
 	if err != nil {
 		t.Fatal(err)
 	}

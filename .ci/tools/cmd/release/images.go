@@ -54,16 +54,15 @@ func (r *release) all() []image {
 			name: coreos, title: "The agent, its dracut module and its units, for a layer on a CoreOS image",
 			layer: r.coreosLayer,
 		},
-		{
-			// After the verifier, whose digest it names.
-			name: bundleImage, title: "The bundle for the Operator Lifecycle Manager",
-			layer: r.bundleLayer, labels: r.bundleLabels,
-		},
 	}
 	if r.base != nil {
 		all = append(all, r.mustGather())
 	}
-	return all
+	// After the images whose digests it names.
+	return append(all, image{
+		name: bundleImage, title: "The bundle for the Operator Lifecycle Manager",
+		layer: r.bundleLayer, labels: r.bundleLabels,
+	})
 }
 
 // images writes an index of all architectures for each image, as an OCI image layout.

@@ -4,6 +4,8 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -273,6 +275,25 @@ func TestImages_OfMustGatherAreTheBaseAndGather(t *testing.T) {
 	}
 	if got := string(read(t, filepath.Join(root, "usr/bin", plugin))); got != "the verifier" {
 		t.Errorf("the plug-in is %q", got)
+	}
+
+	// The bundle comes last and names the image.
+	all := r.all()
+	if last := all[len(all)-1].name; last != bundleImage {
+		t.Errorf("the last image is %s", last)
+	}
+	empty := func(context.Context, string) ([]entry, error) { return nil, nil }
+	if err := r.image(t.Context(), image{name: verifier, layer: empty}); err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := r.bundle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := r.digest(gatherer)
+	if csv := bundle.Files["manifests/mcs-attest.clusterserviceversion.yaml"]; err != nil ||
+		!bytes.Contains(csv, []byte("/"+gatherer+"@"+named)) {
+		t.Errorf("the bundle does not name %s: %v", named, err)
 	}
 }
 

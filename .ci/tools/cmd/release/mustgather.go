@@ -13,9 +13,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/mcs-attest/mcs-attest/ci/tools/manifests"
 )
 
-const gatherer = "mcs-attest-must-gather"
+const gatherer = manifests.MustGather
 
 // mustGather is the image that 'oc adm must-gather' runs. Its base has bash and tar, which oc calls in it.
 func (r *release) mustGather() image {
