@@ -3,8 +3,9 @@
 // Package firstboot has what the verifier and the agent share about boot images without the agent:
 // paths, and the config that carries the agent into the real root.
 //
-// The verifier serves the pre-approved config inside a [Config] of its own. Ignition merges the
-// two. The outer one has four additions, none of which is secret:
+// The verifier serves a [Config] that merges the pre-approved config, and after it one of its own.
+// Ignition lets a later config replace what an earlier one has. The second one has four additions,
+// none of which is secret:
 //
 //   - the agent, which Ignition downloads from the gate and checks by its SHA-256, one file for each
 //     architecture;
@@ -12,8 +13,8 @@
 //   - the [StateFile] with the content [PreApproved];
 //   - the unit mcs-attest-firstboot.service.
 //
-// After its attestation the agent gives Ignition the whole config inside [Whole]. That one replaces
-// the content of the StateFile. So Ignition itself records which config it has applied.
+// After its attestation the agent gives Ignition the [Whole] config, to which it also adds one. That
+// one replaces the content of the StateFile. So Ignition itself records which config it has applied.
 package firstboot
 
 import (
@@ -78,11 +79,11 @@ type ignitionConfig struct {
 		Version string `json:"version"`
 		Config  struct {
 			Merge []resource `json:"merge"`
-		} `json:"config"`
+		} `json:"config,omitzero"`
 	} `json:"ignition"`
 	Storage struct {
 		Files []file `json:"files"`
-	} `json:"storage"`
+	} `json:"storage,omitzero"`
 	Systemd struct {
 		Units []systemdUnit `json:"units,omitempty"`
 	} `json:"systemd,omitzero"`
@@ -115,37 +116,46 @@ func Config(preApproved []byte, c Carried) ([]byte, error) {
 	if len(preApproved) == 0 || len(c.Agents) == 0 || len(c.Pointer) == 0 || c.Origin == "" {
 		return nil, errors.New("the config, the agents, the pointer config and the origin are all required")
 	}
-	out := merging(preApproved)
+	var own ignitionConfig
 	for _, arch := range slices.Sorted(maps.Keys(c.Agents)) {
 		name, ok := Architectures[arch]
 		if !ok {
 			return nil, fmt.Errorf("architecture %q is unknown", arch)
 		}
-		out.Storage.Files = append(out.Storage.Files, file{Path: AgentPath + name, Overwrite: true, Mode: 0o755,
+		own.Storage.Files = append(own.Storage.Files, file{Path: AgentPath + name, Overwrite: true, Mode: 0o755,
 			Contents: resource{c.Origin + URLPath + c.Agents[arch], verification{"sha256-" + c.Agents[arch]}}})
 	}
-	out.Storage.Files = append(out.Storage.Files,
+	own.Storage.Files = append(own.Storage.Files,
 		file{Path: Dir + "/" + PointerFile, Overwrite: true, Mode: 0o644, Contents: data(c.Pointer)},
 		state(PreApproved))
-	out.Systemd.Units = []systemdUnit{{UnitName, true, unit}}
-	return json.Marshal(out)
+	own.Systemd.Units = []systemdUnit{{UnitName, true, unit}}
+	return merging(preApproved, &own)
 }
 
-// Whole returns the config that merges the whole one and records that Ignition has applied it.
+// Whole returns the config that merges the whole one, records that Ignition has applied it, and makes
+// the boot a first boot for systemd. Ignition enables units by presets, which systemd applies only in a
+// first boot (machine-id(5), "First Boot Semantics").
 func Whole(config []byte) ([]byte, error) {
 	if len(config) == 0 {
 		return nil, errors.New("the config is empty")
 	}
-	out := merging(config)
-	out.Storage.Files = []file{state(WholeConfig)}
-	return json.Marshal(out)
+	var own ignitionConfig
+	own.Storage.Files = []file{state(WholeConfig),
+		{Path: "/etc/machine-id", Overwrite: true, Mode: 0o444, Contents: data([]byte("uninitialized\n"))}}
+	return merging(config, &own)
 }
 
-func merging(config []byte) *ignitionConfig {
+// merging returns a config that merges another one, and then one of this package, which therefore wins.
+func merging(config []byte, own *ignitionConfig) ([]byte, error) {
+	own.Ignition.Version = Version
+	raw, err := json.Marshal(own)
+	if err != nil {
+		return nil, fmt.Errorf("encode config: %w", err)
+	}
 	var out ignitionConfig
 	out.Ignition.Version = Version
-	out.Ignition.Config.Merge = []resource{data(config)}
-	return &out
+	out.Ignition.Config.Merge = []resource{data(config), data(raw)}
+	return json.Marshal(out)
 }
 
 func state(content string) file {

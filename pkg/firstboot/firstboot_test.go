@@ -24,18 +24,21 @@ func carried() firstboot.Carried {
 		Pointer: []byte(`{"ignition":{"version":"3.2.0"}}`)}
 }
 
-// merged parses a config as Ignition does, and merges the config in its data URL.
+// merged parses a config and merges those in its data URLs, each over the earlier ones, as Ignition does.
 func merged(t *testing.T, raw []byte) types.Config {
 	t.Helper()
-	outer, report, err := v3_6.ParseCompatibleVersion(raw)
+	all, report, err := v3_6.ParseCompatibleVersion(raw)
 	if err != nil || report.IsFatal() {
 		t.Fatalf("%v %v\n%s", err, report, raw)
 	}
-	inner, report, err := v3_6.ParseCompatibleVersion([]byte(content(t, outer.Ignition.Config.Merge[0])))
-	if err != nil || report.IsFatal() {
-		t.Fatalf("%v %v", err, report)
+	for _, r := range all.Ignition.Config.Merge {
+		next, report, err := v3_6.ParseCompatibleVersion([]byte(content(t, r)))
+		if err != nil || report.IsFatal() {
+			t.Fatalf("%v %v", err, report)
+		}
+		all = v3_6.Merge(all, next)
 	}
-	return v3_6.Merge(inner, outer)
+	return all
 }
 
 func content(t *testing.T, r types.Resource) string {
@@ -56,7 +59,10 @@ func file(t *testing.T, c types.Config, path string) types.File {
 	return c.Storage.Files[i]
 }
 
-const preApproved = `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/etc/own","contents":{"source":"data:,own"}}]}}`
+// preApproved also has a file of this package, from another installation.
+const preApproved = `{"ignition":{"version":"3.4.0"},"storage":{"files":[
+	{"path":"/etc/own","contents":{"source":"data:,own"}},
+	{"path":"/etc/mcs-attest/firstboot/config","mode":384,"contents":{"source":"data:,whole"}}]}}`
 
 func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
 	raw, err := firstboot.Config([]byte(preApproved), carried())
@@ -104,7 +110,7 @@ func TestConfig_RequiresEverything(t *testing.T) {
 	}
 }
 
-func TestWhole_ReplacesTheStateAndNothingElse(t *testing.T) {
+func TestWhole_ReplacesTheStateAndTheMachineID(t *testing.T) {
 	raw, err := firstboot.Whole([]byte(preApproved))
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +123,11 @@ func TestWhole_ReplacesTheStateAndNothingElse(t *testing.T) {
 	if got := content(t, state.Contents); got != firstboot.WholeConfig || !*state.Overwrite {
 		t.Errorf("state %q, %+v", got, state)
 	}
-	if len(c.Storage.Files) != 2 || len(c.Systemd.Units) != 0 {
+	// systemd applies Ignition's presets only in a first boot.
+	if got := content(t, file(t, c, "/etc/machine-id").Contents); got != "uninitialized\n" {
+		t.Errorf("machine id %q", got)
+	}
+	if len(c.Storage.Files) != 3 || len(c.Systemd.Units) != 0 {
 		t.Errorf("%+v", c)
 	}
 	if raw, err := firstboot.Whole(nil); err == nil {

@@ -4,6 +4,7 @@ package command
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -26,11 +27,12 @@ const (
 	// deniedPause is the pause after a final denial. An administrator may change the policy or enroll
 	// the machine.
 	deniedPause = 5 * time.Minute
+	// rebootPause is the pause before a reboot whose only purpose is another attestation. After a
+	// failure that may last, it is deniedPause.
+	rebootPause = time.Minute
 	// wholeTime limits the attempts to fetch the whole config. The token is valid for ten minutes by
 	// default.
 	wholeTime = 8 * time.Minute
-	// rebootPause is the pause before a reboot whose only purpose is another attestation.
-	rebootPause = time.Minute
 	// wholeAccept asks for the newest version that Ignition 2.14 reads. An agent in the real root
 	// cannot ask the Ignition of the initramfs for its version.
 	wholeAccept = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
@@ -104,12 +106,13 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err := errors.Join(boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
 		return err
 	}
-	f, target, done, err := a.lateFlow(ctx, machine)
+	target, authorities, err := a.lateTarget()
 	if err != nil {
 		return err
 	}
-	grant, err := a.untilGranted(ctx, f, target)
-	if err := errors.Join(err, done()); err != nil {
+	a.late = true
+	grant, err := a.untilGranted(ctx, machine, target, authorities)
+	if err != nil {
 		return err
 	}
 	// From here on no other program can attest as this machine, and neither can this one.
@@ -119,12 +122,12 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err := a.capPCR(true); err != nil {
 		return err
 	}
-	whole, err := a.fetchWhole(ctx, f.Dialer, target, grant)
+	whole, pause, err := a.fetchWhole(ctx, client.NewDialer(authorities), target, grant)
 	if err != nil {
-		return a.again(ctx, err)
+		return a.again(ctx, pause, err)
 	}
 	if err := boot.Stage(whole); err != nil {
-		return a.again(ctx, errors.Join(err, boot.Clear()))
+		return a.again(ctx, deniedPause, errors.Join(err, boot.Clear()))
 	}
 	return a.finish(ctx, boot)
 }
@@ -132,8 +135,8 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 // finish reboots after the cap: into Ignition if a config is staged, or else to attest again.
 func (a *agent) finish(ctx context.Context, boot nextboot.Boot) error {
 	if !boot.Staged() {
-		return a.again(ctx, errors.Join(errors.New("the last run ended before the config was on the boot partition"),
-			boot.Clear()))
+		why := errors.New("the last run ended before the config was on the boot partition")
+		return a.again(ctx, rebootPause, errors.Join(why, boot.Clear()))
 	}
 	if err := boot.WriteNote(); err != nil {
 		return err
@@ -143,9 +146,9 @@ func (a *agent) finish(ctx context.Context, boot nextboot.Boot) error {
 }
 
 // again reboots after a pause, because only the next boot can attest.
-func (a *agent) again(ctx context.Context, why error) error {
-	a.console.Again("%v; rebooting in %v to attest again", why, rebootPause)
-	if err := a.pause(ctx, rebootPause); err != nil {
+func (a *agent) again(ctx context.Context, pause time.Duration, why error) error {
+	a.console.Again("%v; rebooting in %v to attest again", why, pause)
+	if err := a.pause(ctx, pause); err != nil {
 		return err
 	}
 	return a.reboot(ctx)
@@ -176,40 +179,39 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// lateFlow returns the flow for the pointer config that the pre-approved config has. The caller calls
-// done afterwards.
-func (a *agent) lateFlow(ctx context.Context, machine platform.Machine) (*flow.Flow, flow.Target, func() error, error) {
+// lateTarget returns the server and the authorities of the pointer config that the pre-approved config
+// has.
+func (a *agent) lateTarget() (flow.Target, []*x509.Certificate, error) {
 	var none flow.Target
 	raw, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.PointerFile))
 	if err != nil {
-		return nil, none, nil, fmt.Errorf("the pointer config: %w", err)
+		return none, nil, fmt.Errorf("the pointer config: %w", err)
 	}
 	config, err := pointer.Parse(raw)
 	if err != nil {
-		return nil, none, nil, fmt.Errorf("the pointer config: %w", err)
+		return none, nil, fmt.Errorf("the pointer config: %w", err)
 	}
 	targets, err := a.targets(config)
 	if err != nil {
-		return nil, none, nil, err
+		return none, nil, err
 	}
 	authorities, err := config.CertificateAuthorities()
 	if err != nil {
-		return nil, none, nil, fmt.Errorf("the pointer config: %w", err)
+		return none, nil, fmt.Errorf("the pointer config: %w", err)
 	}
 	if len(targets) != 1 || len(authorities) == 0 {
-		return nil, none, nil, fmt.Errorf("the pointer config has %d servers and %d certificate authorities",
+		return none, nil, fmt.Errorf("the pointer config has %d servers and %d certificate authorities",
 			len(targets), len(authorities))
 	}
-	a.late = true
-	f, done, err := a.newFlow(ctx, machine, authorities)
-	return f, targets[0], done, err
+	return targets[0], authorities, nil
 }
 
 // untilGranted attests until the verifier grants a token. A final denial is only a reason to wait
 // longer: the machine keeps the pre-approved config.
-func (a *agent) untilGranted(ctx context.Context, f *flow.Flow, t flow.Target) (*flow.Grant, error) {
+func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t flow.Target,
+	authorities []*x509.Certificate) (*flow.Grant, error) {
 	for {
-		grant, err := f.Run(ctx, t)
+		grant, err := a.attestLate(ctx, machine, t, authorities)
 		if err == nil {
 			return grant, nil
 		}
@@ -229,8 +231,25 @@ func (a *agent) untilGranted(ctx context.Context, f *flow.Flow, t flow.Target) (
 	}
 }
 
-// fetchWhole fetches the whole config with the token, and returns what Ignition will apply.
-func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target, g *flow.Grant) ([]byte, error) {
+// attestLate attests with what the machine can prove now: its TPM may appear late.
+func (a *agent) attestLate(ctx context.Context, machine platform.Machine, t flow.Target,
+	authorities []*x509.Certificate) (*flow.Grant, error) {
+	f, done, err := a.newFlow(ctx, machine, authorities)
+	if err != nil {
+		return nil, err
+	}
+	f.Accept = wholeAccept
+	grant, err := f.Run(ctx, t)
+	if err := errors.Join(err, done()); err != nil {
+		return nil, err
+	}
+	return grant, nil
+}
+
+// fetchWhole fetches the whole config with the token, and returns what Ignition will apply. With an
+// error it returns the pause until the next attempt.
+func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target, g *flow.Grant) (
+	whole []byte, pause time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, wholeTime)
 	defer cancel()
 	httpClient := d.HTTPClient()
@@ -242,17 +261,21 @@ func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target,
 		if err == nil {
 			// Ignition would fail at a broken config in a boot that has no way back.
 			if _, err := pointer.Parse(raw); err != nil {
-				return nil, fmt.Errorf("the whole config: %w", err)
+				return nil, deniedPause, fmt.Errorf("the whole config: %w", err)
 			}
 			a.console.Step("received the whole config")
-			return firstboot.Whole(raw)
+			whole, err := firstboot.Whole(raw)
+			return whole, deniedPause, err
 		}
-		if !temporary || ctx.Err() != nil {
-			return nil, err
+		if !temporary {
+			return nil, deniedPause, err
+		}
+		if ctx.Err() != nil {
+			return nil, rebootPause, err
 		}
 		a.console.Step("%v; trying again", err)
 		if a.pause(ctx, wait) != nil {
-			return nil, err
+			return nil, rebootPause, err
 		}
 	}
 }

@@ -142,10 +142,10 @@ func (m *stock) powerOn() {
 	}
 }
 
-// ignition applies the config in /boot: the file of the outer config, and that of the merged one.
+// ignition applies the config in /boot: the whole one, and the files of the one after it.
 func (m *stock) ignition() {
 	m.t.Helper()
-	var outer struct {
+	type ignitionConfig struct {
 		Ignition struct {
 			Config struct{ Merge []struct{ Source string } }
 		}
@@ -156,22 +156,34 @@ func (m *stock) ignition() {
 			}
 		}
 	}
+	decode := func(source string) []byte {
+		u, err := dataurl.DecodeString(source)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		return u.Data
+	}
+	var outer, own ignitionConfig
 	raw, err := os.ReadFile(filepath.Join(m.paths.Boot, "ignition", "config.ign"))
 	if err == nil {
 		err = json.Unmarshal(raw, &outer)
 	}
-	if err != nil || len(outer.Ignition.Config.Merge) != 1 || len(outer.Storage.Files) != 1 {
+	if err != nil || len(outer.Ignition.Config.Merge) != 2 {
 		m.t.Fatalf("Ignition found %q: %v", raw, err)
 	}
-	inner, err := dataurl.DecodeString(outer.Ignition.Config.Merge[0].Source)
-	if err != nil || string(inner.Data) != wholeConfig {
-		m.t.Fatalf("Ignition would merge %v, %v", inner, err)
+	if inner := decode(outer.Ignition.Config.Merge[0].Source); string(inner) != wholeConfig {
+		m.t.Fatalf("Ignition would merge %q", inner)
 	}
-	state, err := dataurl.DecodeString(outer.Storage.Files[0].Contents.Source)
-	if err != nil || outer.Storage.Files[0].Path != firstboot.Dir+"/"+firstboot.StateFile {
-		m.t.Fatalf("%+v %v", outer.Storage.Files, err)
+	if err := json.Unmarshal(decode(outer.Ignition.Config.Merge[1].Source), &own); err != nil {
+		m.t.Fatal(err)
 	}
-	m.write(filepath.Join(m.paths.FirstBoot, firstboot.StateFile), string(state.Data))
+	for _, f := range own.Storage.Files {
+		if f.Path == firstboot.Dir+"/"+firstboot.StateFile {
+			m.write(filepath.Join(m.paths.FirstBoot, firstboot.StateFile), string(decode(f.Contents.Source)))
+			return
+		}
+	}
+	m.t.Fatalf("no state in %+v", own.Storage.Files)
 }
 
 // run runs the command once, as its unit does in each boot. A panic is the loss of power.
@@ -373,6 +385,7 @@ func TestFirstboot_NoConfigAfterTheToken(t *testing.T) {
 		"an invalid config": func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"ignition":{"version":"9.0.0"}}`)) },
 		"no config":         func(http.ResponseWriter) {},
 		"a denial":          func(w http.ResponseWriter) { w.WriteHeader(http.StatusUnauthorized) },
+		"no such version":   func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadRequest) },
 		"a redirect": func(w http.ResponseWriter) {
 			w.Header().Set("Location", "https://elsewhere.test/")
 			w.WriteHeader(http.StatusFound)
@@ -383,7 +396,7 @@ func TestFirstboot_NoConfigAfterTheToken(t *testing.T) {
 			m := newStock(t)
 			m.answer(nil, answer)
 			if err := m.run(); !errors.Is(err, errRebooted) || len(m.left()) > 0 || len(m.pauses) == 0 ||
-				m.pauses[len(m.pauses)-1] != rebootPause {
+				m.pauses[len(m.pauses)-1] != deniedPause {
 				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
 			}
 			m.answer(nil, nil)
@@ -409,6 +422,52 @@ func TestFirstboot_StopsIfIgnitionIgnoresTheConfig(t *testing.T) {
 		t.Fatalf("%v, left %v", err, m.left())
 	}
 	m.wantWhole(2)
+}
+
+// The gate says before the cap that it has no config that this machine reads. Otherwise the machine would
+// attest and reboot indefinitely.
+func TestFirstboot_AsksForTheVersionThatItWillFetch(t *testing.T) {
+	m := newStock(t)
+	honest := m.verifier.GateFunc
+	m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.Header.Get("Accept"), "version=3.4.0") {
+			w.WriteHeader(http.StatusBadRequest)
+			return true
+		}
+		return honest(w, r)
+	}
+	m.pause = func(time.Duration) error {
+		m.verifier.GateFunc = honest
+		return nil
+	}
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 1 || m.pauses[0] != deniedPause || m.gets != 1 {
+		t.Errorf("%v, pauses %v, %d uses of tokens\n%s", err, m.pauses, m.gets, m.out.String())
+	}
+	if n := strings.Count(m.out.String(), "rebooting in"); n > 0 {
+		t.Errorf("it rebooted without a config\n%s", m.out.String())
+	}
+	m.wantWhole(1)
+}
+
+// The driver of the TPM is loaded after the first attempt.
+func TestFirstboot_FindsATPMThatAppearsLate(t *testing.T) {
+	m := newStock(t)
+	dir, err := os.MkdirTemp("", "tpm") // a short path, because that of a socket is limited
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := m.paths.TPM
+	m.paths.TPM = filepath.Join(dir, "tpm")
+	m.pause = func(time.Duration) error {
+		if len(m.pauses) > 1 {
+			return errKilled
+		}
+		return os.Symlink(socket, m.paths.TPM)
+	}
+	if err := m.run(); !errors.Is(err, errRebooted) || m.gets != 1 {
+		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
+	}
 }
 
 func TestFirstboot_DoesNotAttestIfItCannotSucceed(t *testing.T) {

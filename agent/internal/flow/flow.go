@@ -114,6 +114,9 @@ type Flow struct {
 	Claims  func(context.Context) []byte
 	Version string
 	Dialer  *client.Dialer
+	// Accept is the Accept header of the request that will follow for the config; empty means that of
+	// Ignition.
+	Accept string
 	// Sleep pauses; nil means a real pause.
 	Sleep func(context.Context, time.Duration) error
 	// Offline reports whether an error arose before the network was up; nil means [client.Offline].

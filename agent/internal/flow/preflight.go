@@ -3,6 +3,7 @@
 package flow
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -63,7 +64,7 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *g
 	}
 	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
 	req.Header.Set("User-Agent", f.Version)
-	req.Header.Set("Accept", client.IgnitionAccept)
+	req.Header.Set("Accept", cmp.Or(f.Accept, client.IgnitionAccept))
 	resp, err := httpClient.Do(req)
 	if err != nil {
 		return true, fmt.Errorf("asking the gate: %w", client.Plain(err))

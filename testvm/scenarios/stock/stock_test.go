@@ -37,6 +37,8 @@ func TestAttack_T72_StockImageAttestsInTheRealRootAndNothingAfterIt(t *testing.T
 	second.WaitFor(`^rig: provisioned for worker`)
 	second.WaitFor(`^mcs-attest: capped PCR 11`)
 	second.WaitFor(`^rig: the unit ended with 0$`)
+	// So systemd would apply the presets of the full config's units.
+	second.WaitFor(`^rig: machine-id uninitialized$`)
 	second.WaitFor(`^rig: another program$`)
 	second.WaitFor(`^mcs-attest: the machine keeps the pre-approved config and waits: `)
 	v.WantAudit("attest", "denied", "PCRCapped")
