@@ -49,7 +49,7 @@ func TestAttack_T31_ATPMThatWasSetBackIsDenied(t *testing.T) {
 	if r.TPM.ResetCount != first.ResetCount+1 {
 		t.Errorf("recorded %+v, then %+v", first, r.TPM)
 	}
-	if last := r.History[len(r.History)-1].Message; !strings.Contains(last, "1 reset of the TPM since") {
+	if last := r.History[len(r.History)-1].Message; !strings.Contains(last, "1 reset(s) of the TPM since") {
 		t.Errorf("history has %q", last)
 	}
 }

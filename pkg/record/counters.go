@@ -25,7 +25,7 @@ func laterThan(recorded, presented *v1alpha1.TPMCounters) error {
 		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d resets to %d: it was cleared or "+
 			"set back, or it is a copy", recorded.ResetCount, presented.ResetCount)
 	case presented.RestartCount < recorded.RestartCount:
-		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d resumes to %d: it was set back, "+
+		return reason.Deny(reason.IdentityConflict, "the TPM's counter went back from %d restarts to %d: it was set back, "+
 			"or it is a copy", recorded.RestartCount, presented.RestartCount)
 	case presented.Clock < recorded.Clock:
 		return reason.Deny(reason.QuoteNotFresh, "the TPM's clock went back from %d ms to %d ms since its last reset",
@@ -34,16 +34,18 @@ func laterThan(recorded, presented *v1alpha1.TPMCounters) error {
 	return nil
 }
 
-// resets describes the resets of the TPM since the recorded attestation, for the history.
+// resets describes the resets and restarts of the TPM since the recorded attestation, for the history. A reset after
+// TPM2_Shutdown(STATE) is a restart: it clears the PCRs and only counts there (TPM 2.0 Library, Part 1, 12.2.3).
 func resets(recorded, presented *v1alpha1.TPMCounters) string {
 	if recorded == nil || presented == nil {
 		return ""
 	}
-	switch n := presented.ResetCount - recorded.ResetCount; {
-	case n == 1:
-		return "; 1 reset of the TPM since the last attestation"
-	case n > 1:
-		return fmt.Sprintf("; %d resets of the TPM since the last attestation", n)
+	n, what := presented.ResetCount-recorded.ResetCount, "reset(s)"
+	if n == 0 {
+		n, what = presented.RestartCount-recorded.RestartCount, "restart(s)"
 	}
-	return ""
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d %s of the TPM since the last attestation", n, what)
 }

@@ -45,14 +45,14 @@ func TestAttest_TheTPMsCountersNeverDecrease(t *testing.T) {
 		words string
 	}{
 		{"later in the same boot", counted(7, 2, 60_000), 0, ""},
-		{"after a reboot", counted(8, 0, 61_000), 0, "by enrolled; 1 reset of the TPM since"},
-		{"after two reboots", counted(9, 0, 61_000), 0, "by enrolled; 2 resets of the TPM since"},
-		{"after a resume", counted(7, 3, 61_000), 0, ""},
+		{"after a reboot", counted(8, 0, 61_000), 0, "by enrolled; 1 reset(s) of the TPM since"},
+		{"after two reboots", counted(9, 0, 61_000), 0, "by enrolled; 2 reset(s) of the TPM since"},
+		{"after a restart", counted(7, 3, 61_000), 0, "by enrolled; 1 restart(s) of the TPM since"},
 		// Virtual TPMs start the clock at zero on each boot.
 		{"after a reboot, with a clock from zero", counted(8, 0, 1000), 0, ""},
 		{"fewer resets", counted(6, 2, 90_000), reason.IdentityConflict, "7 resets to 6"},
 		{"no resets: the TPM was cleared", counted(0, 0, 5), reason.IdentityConflict, "7 resets to 0"},
-		{"fewer resumes in the same boot", counted(7, 1, 90_000), reason.IdentityConflict, "2 resumes to 1"},
+		{"fewer restarts in the same boot", counted(7, 1, 90_000), reason.IdentityConflict, "2 restarts to 1"},
 		{"an earlier moment of the same boot", counted(7, 2, 49_999), reason.QuoteNotFresh, "50000 ms to 49999 ms"},
 		{"after a resume, with an earlier clock", counted(7, 3, 49_999), reason.QuoteNotFresh, "50000 ms to 49999 ms"},
 	} {

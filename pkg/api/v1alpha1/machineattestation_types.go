@@ -175,7 +175,7 @@ type TPMCounters struct {
 	// resetCount counts the resets of the TPM: each boot of the machine, and each reset of the
 	// TPM under a running system.
 	ResetCount int64 `json:"resetCount"`
-	// restartCount counts the resumes since the last reset.
+	// restartCount counts the restarts and resumes since the last reset.
 	RestartCount int64 `json:"restartCount"`
 	// clock is the time for which the TPM was powered, in milliseconds.
 	Clock int64 `json:"clock"`

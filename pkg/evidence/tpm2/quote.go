@@ -43,7 +43,7 @@ type Quote struct {
 	AK *AK
 
 	// ResetCount counts the TPM's resets (the machine's cold and warm boots), RestartCount its
-	// resumes since then. Clock is the TPM's running time in milliseconds; if Safe is false, it may
+	// restarts and resumes since then. Clock is the TPM's running time in milliseconds; if Safe is false, it may
 	// be less than an earlier value.
 	ResetCount   uint32
 	RestartCount uint32

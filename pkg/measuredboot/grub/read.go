@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package grub computes what GRUB measures into PCR 8 when it executes its configuration: each command
-// after the expansion of variables, and the command line of the kernel (GRUB Manual, "Measured Boot").
+// Package grub computes what GRUB measures when it executes its configuration: each command after the
+// expansion of variables and the command line of the kernel (PCR 8), and the files that it reads (PCR 9).
+// See the GRUB Manual, "Measured Boot".
 //
 // It does not execute the configuration. It returns every command that the configuration contains, with
 // each value that the configuration gives to a variable. So the result is a superset of what one boot

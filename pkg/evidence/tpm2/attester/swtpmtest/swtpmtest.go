@@ -89,14 +89,32 @@ func (s *TPM) start() {
 		_ = cmd.Wait()
 		_ = os.Remove(s.Socket)
 	}
+	var err error
 	for range 200 {
-		if conn, err := net.Dial("unix", s.Socket); err == nil {
-			_ = conn.Close()
+		if err = s.answers(); err == nil {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	s.t.Fatal("swtpm does not answer")
+	s.t.Fatalf("swtpm does not answer: %v", err)
+}
+
+// answers sends TPM2_GetRandom. After the response the TPM has started and has stored its reset counter, also if the
+// process is killed then.
+func (s *TPM) answers() error {
+	conn, err := net.Dial("unix", s.Socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // everything was read
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte{0x80, 1, 0, 0, 0, 12, 0, 0, 1, 0x7B, 0, 2}); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(conn, make([]byte, 10+2+2)) // header, size, two random bytes
+	return err
 }
 
 // Reboot resets the TPM: PCRs are cleared, keys stay.
