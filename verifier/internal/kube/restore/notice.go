@@ -15,12 +15,18 @@ type notice struct {
 	why    string
 }
 
-// newNotice returns the notice of a restore that was detected at a time. The revision or the objects of the backup are
-// older than what the process saw, so the backup is older than the time at which the inventory was last current. A
-// process that was cut off from the API detects the restore long after that.
+// shortOutage is the maximum time without the API for which one detected restore is assumed to be the only one.
+const shortOutage = 15 * time.Minute
+
+// newNotice returns the notice of a restore that was detected at a time. A process that was cut off from the API
+// detects the restore long after it happened. The revision or the objects of the backup are older than what the process
+// saw. So the backup is older than the time at which the inventory was last current.
+//
+// This is true only of the first restore of an outage. In a longer outage there may be another one, whose backup is
+// younger than the first restore. The backup is then as old as the detection.
 func newNotice(at, current time.Time, why string) notice {
 	n := notice{at: at, backup: at, why: why}
-	if limit := current.Add(keys.ClockSkew); !current.IsZero() && limit.Before(at) {
+	if limit := current.Add(keys.ClockSkew); at.Sub(current) <= shortOutage && limit.Before(at) {
 		n.backup = limit
 	}
 	return n
