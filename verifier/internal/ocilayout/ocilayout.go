@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"strings"
@@ -141,63 +142,93 @@ type extraction struct {
 	layout  fs.FS
 	to      *os.Root
 	wanted  func(string) bool
-	files   map[string]int // that are extracted, and their layer
+	files   map[string]int    // that are extracted, and their layer
+	links   map[string]string // wanted hard links of this layer, and their targets
 	layer   int
 	entries int
 	bytes   int64
 }
 
-// extract applies one layer (OCI Image Format Specification, layer.md). The target of a hard link is
-// before the link, so such a layer is read again.
+// extract applies one layer (OCI Image Format Specification, layer.md). An entry that is no folder hides the folder of
+// that name, and all that is in it, even if the entry itself is not wanted. The target of a hard link is before the
+// link, so such a layer is read again.
 func (x *extraction) extract(l descriptor) error {
-	links := map[string][]string{} // wanted paths, by their target
+	x.links = map[string]string{}
 	err := x.read(l, func(h *tar.Header, name string, content io.Reader) error {
 		dir, base := path.Split(name)
-		hidden, isWhiteout := strings.CutPrefix(base, ".wh.")
+		deleted, isWhiteout := strings.CutPrefix(base, ".wh.")
+		var hidden func(file string, lower bool) bool
 		switch {
 		case base == ".wh..wh..opq":
-			return x.remove(dir)
+			hidden = func(file string, lower bool) bool { return lower && strings.HasPrefix(file, dir) }
 		case isWhiteout:
-			return errors.Join(x.remove(dir+hidden), x.remove(dir+hidden+"/"))
-		case !x.wanted(name):
-			return nil
+			deleted = dir + deleted
+			hidden = func(file string, lower bool) bool {
+				return file == deleted || lower && strings.HasPrefix(file, deleted+"/")
+			}
+		case h.Typeflag == tar.TypeDir:
+			hidden = func(file string, _ bool) bool { return file == name }
+		default:
+			hidden = func(file string, _ bool) bool { return file == name || strings.HasPrefix(file, name+"/") }
+		}
+		if err := x.remove(hidden); err != nil || isWhiteout || !x.wanted(name) {
+			return err
 		}
 		for key := range h.PAXRecords {
 			if strings.HasPrefix(key, "GNU.sparse.") {
 				return fmt.Errorf("%s is a sparse file, which is not supported", name)
 			}
 		}
-		if err := x.remove(name); err != nil {
-			return err
-		}
-		switch h.Typeflag {
-		case tar.TypeReg:
-			return x.write(name, content)
-		case tar.TypeLink:
-			target := clean(h.Linkname)
-			links[target] = append(links[target], name)
-		}
-		return nil
-	})
-	if err != nil || len(links) == 0 {
-		return err
-	}
-	return x.read(l, func(h *tar.Header, name string, content io.Reader) error {
-		names := links[name]
-		if len(names) == 0 || h.Typeflag != tar.TypeReg {
+		if h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeLink {
 			return nil
 		}
-		delete(links, name)
-		if err := x.write(names[0], content); err != nil {
+		if len(x.files)+len(x.links) >= maxFiles {
+			return fmt.Errorf("more than %d files of the image are wanted", maxFiles)
+		}
+		if h.Typeflag == tar.TypeLink {
+			x.links[name] = clean(h.Linkname)
+			return nil
+		}
+		return x.write(name, content)
+	})
+	if err != nil || len(x.links) == 0 {
+		return err
+	}
+	return x.link(l)
+}
+
+// link writes the hard links of a layer.
+func (x *extraction) link(l descriptor) error {
+	names := map[string][]string{} // by their target
+	for name, target := range x.links {
+		names[target] = append(names[target], name)
+	}
+	err := x.read(l, func(h *tar.Header, target string, content io.Reader) error {
+		links := names[target]
+		if len(links) == 0 || h.Typeflag == tar.TypeLink {
+			return nil
+		}
+		delete(names, target)
+		if h.Typeflag != tar.TypeReg {
+			return nil // for example, a symbolic link
+		}
+		if err := x.write(links[0], content); err != nil {
 			return err
 		}
-		for _, n := range names[1:] {
-			if err := x.create(n, func() error { return x.to.Link(names[0], n) }); err != nil {
+		for _, name := range links[1:] {
+			if err := x.create(name, func() error { return x.to.Link(links[0], name) }); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	for target, links := range names {
+		return fmt.Errorf("%s is a hard link to %s, which is not a file of the same layer", links[0], target)
+	}
+	return nil
 }
 
 // read calls f for each entry of a layer.
@@ -242,18 +273,15 @@ func (x *extraction) read(l descriptor, f func(*tar.Header, string, io.Reader) e
 // clean returns a path of an archive without a leading slash, and without a way out of the image.
 func clean(name string) string { return path.Clean("/" + name)[1:] }
 
-// remove deletes a file of a lower layer, or with a slash at the end, all files of lower layers in a
-// folder.
-func (x *extraction) remove(name string) error {
-	for have, layer := range x.files {
-		if have != name && !(strings.HasSuffix(name, "/") && strings.HasPrefix(have, name)) {
+// remove deletes the files that are hidden. lower reports whether a file is of a lower layer.
+func (x *extraction) remove(hidden func(file string, lower bool) bool) error {
+	maps.DeleteFunc(x.links, func(name, _ string) bool { return hidden(name, false) })
+	for file, layer := range x.files {
+		if !hidden(file, layer < x.layer) {
 			continue
 		}
-		if layer == x.layer && have != name {
-			continue
-		}
-		delete(x.files, have)
-		if err := x.to.Remove(have); err != nil {
+		delete(x.files, file)
+		if err := x.to.Remove(file); err != nil {
 			return err
 		}
 	}
@@ -275,12 +303,6 @@ func (x *extraction) write(name string, content io.Reader) error {
 }
 
 func (x *extraction) create(name string, create func() error) error {
-	if err := x.remove(name); err != nil {
-		return err
-	}
-	if len(x.files) == maxFiles {
-		return fmt.Errorf("more than %d files of the image are wanted", maxFiles)
-	}
 	x.files[name] = x.layer
 	if err := x.to.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return err

@@ -150,6 +150,39 @@ func TestExtract(t *testing.T) {
 				kind: tar.TypeSymlink})},
 			map[string]string{},
 		},
+		"a symbolic link instead of a folder": {
+			[][]byte{layer(t, file{name: "d/e/a.efi", content: "a"}, file{name: "d2/b.efi", content: "b"}),
+				layer(t, file{name: "d", target: "/usr", kind: tar.TypeSymlink})},
+			map[string]string{"d2/b.efi": "b"},
+		},
+		"a file instead of a folder": {
+			[][]byte{layer(t, file{name: "d/a.efi", content: "a"}), layer(t, file{name: "d", content: "x"})},
+			map[string]string{},
+		},
+		"a folder instead of a file": {
+			[][]byte{layer(t, file{name: "a.efi", content: "a"}), layer(t, file{name: "a.efi/", kind: tar.TypeDir})},
+			map[string]string{},
+		},
+		"a folder again": {
+			[][]byte{layer(t, file{name: "d/a.efi", content: "a"}), layer(t, file{name: "d/", kind: tar.TypeDir})},
+			map[string]string{"d/a.efi": "a"},
+		},
+		"all of the lower layers deleted": {
+			[][]byte{layer(t, file{name: "a.efi", content: "a"}, file{name: "d/b.efi", content: "b"}),
+				layer(t, file{name: ".wh..wh..opq"}, file{name: "c.efi", content: "c"})},
+			map[string]string{"c.efi": "c"},
+		},
+		"a hard link that the same layer replaces": {
+			[][]byte{layer(t, file{name: "x", content: "old"}, file{name: "a.efi", target: "x", kind: tar.TypeLink},
+				file{name: "d/b.efi", target: "x", kind: tar.TypeLink}, file{name: "a.efi", content: "new"},
+				file{name: "d", target: "/usr", kind: tar.TypeSymlink})},
+			map[string]string{"a.efi": "new"},
+		},
+		"a hard link to a symbolic link": {
+			[][]byte{layer(t, file{name: "x", target: "/usr", kind: tar.TypeSymlink},
+				file{name: "a.efi", target: "x", kind: tar.TypeLink})},
+			map[string]string{},
+		},
 		"paths out of the image": {
 			[][]byte{layer(t, file{name: "../../../x.efi", content: "x"}, file{name: "/abs.efi", content: "abs"},
 				file{name: "b/../../y.efi", content: "y"})},
@@ -219,6 +252,17 @@ func TestExtract_Denies(t *testing.T) {
 			}
 			return image(t, gzipped, layer(t, files...))
 		}, "files of the image are wanted"},
+		"many links": {func() fstest.MapFS {
+			files := []file{{name: "x", content: "x"}}
+			for i := range maxFiles + 1 {
+				files = append(files, file{name: fmt.Sprintf("%d.efi", i), target: "x", kind: tar.TypeLink})
+			}
+			return image(t, gzipped, layer(t, files...))
+		}, "files of the image are wanted"},
+		"a hard link to a file of a lower layer": {func() fstest.MapFS {
+			return image(t, gzipped, layer(t, file{name: "x", content: "x"}, file{name: "a.efi", content: "a"}),
+				layer(t, file{name: "a.efi", target: "x", kind: tar.TypeLink}))
+		}, "a.efi is a hard link to x, which is not a file of the same layer"},
 		"a sparse file": {func() fstest.MapFS {
 			return image(t, gzipped, layer(t, file{name: "a.efi", sparse: true}))
 		}, "sparse"},
