@@ -5,8 +5,8 @@
 //
 // The path of a file is its SHA-256. So a client receives what it asked for, or 404, and any cache
 // may store the answer. A request costs one read of an open file: it writes and logs nothing, and
-// calls no other server. Each source and all sources together have a limit; above it, the answer is
-// 503, after which Ignition tries again.
+// calls no other server. A client that reads too slowly loses its connection. The server that uses the
+// package limits the downloads; above a limit, the answer is 503, after which Ignition tries again.
 package agents
 
 import (
@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,19 +33,21 @@ const (
 	prefix = "mcs-attest-agent-"
 	// maxSize is the maximum size of a file in bytes.
 	maxSize = 64 << 20
-	// concurrent is the maximum number of answers at a time.
-	concurrent = 64
+	// minRate is the minimum number of bytes per second that a client must read, on average, after
+	// stall. The maximum time of an agent of 11 MB is thus 52 seconds.
+	minRate = 256 << 10
+	stall   = 10 * time.Second
 )
 
 // Files are the agents of a folder. They are opened once: a file that changes later is not noticed,
 // and Ignition then rejects it by its hash.
 type Files struct {
-	// Admit limits the requests of a source. If nil, all are admitted.
-	Admit func(*http.Request) bool
+	// Admit reports whether a request is admitted whose answer has a body of this many bytes. If so, done
+	// is called after the answer. If Admit is nil, all requests are admitted.
+	Admit func(r *http.Request, size int) (done func(), ok bool)
 
 	hashes map[string]string // by architecture
 	files  map[string]opened // by hash
-	slots  chan struct{}
 }
 
 type opened struct {
@@ -58,7 +61,7 @@ func Open(dir string) (*Files, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the agents: %w", err)
 	}
-	f := &Files{hashes: map[string]string{}, files: map[string]opened{}, slots: make(chan struct{}, concurrent)}
+	f := &Files{hashes: map[string]string{}, files: map[string]opened{}}
 	for _, e := range entries {
 		arch, ok := strings.CutPrefix(e.Name(), prefix)
 		if _, known := firstboot.Architectures[arch]; !ok || !known {
@@ -134,24 +137,71 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		empty(w, http.StatusNotFound)
 		return
 	}
-	admitted := f.Admit == nil || f.Admit(r)
-	if admitted {
-		select {
-		case f.slots <- struct{}{}:
-			defer func() { <-f.slots }()
-		default:
-			admitted = false
+	etag := `"` + sum + `"`
+	if f.Admit != nil {
+		done, ok := f.Admit(r, bodySize(r, file, etag))
+		if !ok {
+			h.Set("Retry-After", "5")
+			empty(w, http.StatusServiceUnavailable)
+			return
 		}
-	}
-	if !admitted {
-		h.Set("Retry-After", "5")
-		empty(w, http.StatusServiceUnavailable)
-		return
+		defer done()
 	}
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Cache-Control", "public, max-age=31536000, immutable")
-	h.Set("ETag", `"`+sum+`"`)
+	h.Set("ETag", etag)
+	serve(&paced{w, http.NewResponseController(w), time.Now().Add(stall)}, r, file)
+}
+
+func serve(w http.ResponseWriter, r *http.Request, file opened) {
 	http.ServeContent(w, r, "", time.Time{}, io.NewSectionReader(file, 0, file.size))
+}
+
+// bodySize returns the number of bytes of the file that the answer will have. It is zero for HEAD, and
+// for an answer such as 304.
+func bodySize(r *http.Request, file opened, etag string) int {
+	if r.Method == http.MethodHead {
+		return 0
+	}
+	head := *r
+	head.Method = http.MethodHead // the status is that of GET
+	a := answer{header: http.Header{"Etag": {etag}}}
+	serve(&a, &head, file)
+	if a.status != http.StatusOK && a.status != http.StatusPartialContent {
+		return 0
+	}
+	size, err := strconv.Atoi(a.header.Get("Content-Length"))
+	if err != nil {
+		return int(file.size)
+	}
+	return size
+}
+
+// answer is an answer to HEAD that is not sent.
+type answer struct {
+	header http.Header
+	status int
+}
+
+func (a *answer) Header() http.Header         { return a.header }
+func (a *answer) WriteHeader(status int)      { a.status = status }
+func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
+
+// paced ends an answer that the client reads more slowly than minRate. Each write moves the deadline of
+// the next one.
+type paced struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	end     time.Time
+}
+
+func (p *paced) Write(b []byte) (int, error) {
+	if err := p.control.SetWriteDeadline(p.end); err != nil {
+		return 0, err
+	}
+	n, err := p.ResponseWriter.Write(b)
+	p.end = p.end.Add(time.Duration(n) * time.Second / minRate)
+	return n, err
 }
 
 func empty(w http.ResponseWriter, status int) {

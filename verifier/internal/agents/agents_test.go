@@ -3,11 +3,18 @@
 package agents_test
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/agents"
 )
 
@@ -47,5 +54,64 @@ func TestOpen(t *testing.T) {
 		if _, err := agents.Open(dir); err == nil || !strings.Contains(err.Error(), "open the agents: ") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// reader is a connection whose client reads this many bytes per second, after a pause.
+type reader struct {
+	perSecond int
+	pause     time.Duration
+	header    http.Header
+	got       int
+	deadline  time.Time
+}
+
+func (r *reader) Header() http.Header                { return r.header }
+func (r *reader) WriteHeader(int)                    {}
+func (r *reader) SetWriteDeadline(t time.Time) error { r.deadline = t; return nil }
+func (r *reader) Write(p []byte) (int, error) {
+	takes := r.pause + time.Duration(len(p))*time.Second/time.Duration(r.perSecond)
+	r.pause = 0
+	if left := time.Until(r.deadline); !r.deadline.IsZero() && takes > left {
+		time.Sleep(left)
+		return 0, os.ErrDeadlineExceeded
+	}
+	time.Sleep(takes)
+	r.got += len(p)
+	return len(p), nil
+}
+
+func TestAttack_T61_AClientThatReadsAnAgentTooSlowlyIsCutOff(t *testing.T) {
+	dir, agent := t.TempDir(), make([]byte, 8<<20)
+	if err := os.WriteFile(filepath.Join(dir, "mcs-attest-agent-amd64"), agent, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := agents.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	path := fmt.Sprintf("%s%x", firstboot.URLPath, sha256.Sum256(agent))
+	for name, test := range map[string]struct {
+		perSecond int
+		pause     time.Duration
+		whole     bool
+		most      time.Duration
+	}{
+		"it reads nothing":        {1, 0, false, 10 * time.Second},
+		"it reads slowly":         {64 << 10, 0, false, 20 * time.Second},
+		"a slow network":          {256 << 10, 5 * time.Second, true, time.Minute},
+		"a fast network, a pause": {10 << 20, 9 * time.Second, true, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				w := &reader{perSecond: test.perSecond, pause: test.pause, header: http.Header{}}
+				f.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+				if took := time.Since(began); (w.got == len(agent)) != test.whole || took > test.most {
+					t.Errorf("%d bytes in %v", w.got, took)
+				}
+			})
+		})
 	}
 }

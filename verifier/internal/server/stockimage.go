@@ -21,13 +21,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// The rates at which the agents are served: per second and source, and in total. An agent has about
-// 11 MB. Above the rate the answer is 503, after which Ignition tries again.
+// The limits of the agents' downloads. Above one of them the answer is 503, after which Ignition tries again.
 const (
+	// Requests of a source, per second.
 	agentsPerSource      = 1
 	agentsPerSourceBurst = 20
-	agentsInAll          = 20
-	agentsInAllBurst     = 200
+	// Bytes to all sources, per second. An agent has about 11 MB.
+	agentBytes      = 220_000_000
+	agentBytesBurst = 10 * agentBytes
+	// Downloads at a time.
+	agentSlots          = 64
+	agentSlotsPerSource = 4
 )
 
 // openAgents opens the folder of the agents, if the configuration names one.
@@ -43,10 +47,22 @@ func (s *Server) openAgents() error {
 		return errors.Join(fmt.Errorf("agents.architectures: %w", err), files.Close())
 	}
 	bySource := listen.NewLimiterWithBurst(agentsPerSource, agentsPerSourceBurst)
-	all := rate.NewLimiter(agentsInAll, agentsInAllBurst)
-	files.Admit = func(r *http.Request) bool {
-		now := s.Now()
-		return bySource.Allow(now, s.source(r)) && all.AllowN(now, 1)
+	all := rate.NewLimiter(agentBytes, agentBytesBurst)
+	slots := listen.NewSlots(agentSlots, agentSlotsPerSource)
+	files.Admit = func(r *http.Request, size int) (func(), bool) {
+		now, source := s.Now(), s.source(r)
+		if !bySource.Allow(now, source) {
+			return nil, false
+		}
+		if size == 0 {
+			return func() {}, true
+		}
+		done, ok := slots.Acquire(source)
+		if ok && !all.AllowN(now, size) {
+			done()
+			return nil, false
+		}
+		return done, ok
 	}
 	s.agents = files
 	return nil

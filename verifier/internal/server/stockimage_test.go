@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// downloads is a server with one agent. Its clock does not move.
+func downloads(t *testing.T, agent []byte) func(source, method string, h http.Header, w http.ResponseWriter) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "mcs-attest-agent-amd64"), agent, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{Parts: &backend.Parts{Now: func() time.Time { return noon }, Config: &config.Config{
+		Agents: &config.Agents{Folder: dir, Architectures: []string{"amd64"}},
+	}}}
+	if err := s.openAgents(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.closeAgents() })
+	path := fmt.Sprintf("%s%x", firstboot.URLPath, sha256.Sum256(agent))
+	return func(source, method string, h http.Header, w http.ResponseWriter) {
+		r := httptest.NewRequest(method, path, nil)
+		r.RemoteAddr, r.Header = source+":1", h
+		s.agents.ServeHTTP(w, r)
+	}
+}
+
+// client reports the status of an answer, and then waits before it reads the body.
+type client struct {
+	header http.Header
+	status chan int
+	read   <-chan struct{}
+}
+
+func (c *client) Header() http.Header              { return c.header }
+func (c *client) WriteHeader(status int)           { c.status <- status }
+func (c *client) SetWriteDeadline(time.Time) error { return nil }
+func (c *client) Write([]byte) (int, error) {
+	<-c.read
+	return 0, errors.New("the connection was closed")
+}
+
+func TestAttack_T61_SlowDownloadsOfOneSourceLeaveRoomForOthers(t *testing.T) {
+	get := downloads(t, []byte("agent"))
+	read := make(chan struct{})
+	start := func(source string) (status int, ended chan struct{}) {
+		c := &client{http.Header{}, make(chan int, 1), read}
+		ended = make(chan struct{})
+		go func() {
+			get(source, http.MethodGet, nil, c)
+			close(ended)
+		}()
+		return <-c.status, ended
+	}
+	var all []chan struct{}
+	served := func(source string, requests int) (n int) {
+		for range requests {
+			status, ended := start(source)
+			if all = append(all, ended); status == http.StatusOK {
+				n++
+			}
+		}
+		return n
+	}
+	for _, source := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"} {
+		if n := served(source, 16); n != agentSlotsPerSource {
+			t.Errorf("%d downloads of one source at a time, expected %d", n, agentSlotsPerSource)
+		}
+	}
+	if n := served("192.0.2.5", 1); n != 1 {
+		t.Error("four sources that read nothing keep the agent from others")
+	}
+	for i := range agentSlots {
+		served(fmt.Sprintf("198.51.100.%d", i), 1)
+	}
+	if n := served("192.0.2.6", 1); n != 0 {
+		t.Error("the number of downloads at a time is not limited")
+	}
+	close(read)
+	for _, ended := range all {
+		<-ended
+	}
+	if n := served("192.0.2.1", 1); n != 1 {
+		t.Error("downloads that ended still count")
+	}
+}
+
+func TestAttack_T61_AnswersWithoutABodyLeaveTheRateToDownloads(t *testing.T) {
+	agent := make([]byte, 16<<20)
+	get := downloads(t, agent)
+	closed := make(chan struct{})
+	close(closed)
+	request := func(source, method string, h http.Header) int {
+		c := &client{http.Header{}, make(chan int, 1), closed}
+		get(source, method, h, c)
+		return <-c.status
+	}
+	etag := fmt.Sprintf(`"%x"`, sha256.Sum256(agent))
+	for i := range 256 {
+		source := fmt.Sprintf("198.51.100.%d", i)
+		for range 5 {
+			for want, got := range map[int]int{
+				http.StatusOK:          request(source, http.MethodHead, nil),
+				http.StatusNotModified: request(source, http.MethodGet, http.Header{"If-None-Match": {"W/" + etag}}),
+				http.StatusPartialContent: request(source, http.MethodGet,
+					http.Header{"Range": {"bytes=0-0"}}),
+			} {
+				if got != want {
+					t.Fatalf("source %d: %d, expected %d", i, got, want)
+				}
+			}
+		}
+	}
+	downloaded := 0
+	for i := range 256 {
+		if request(fmt.Sprintf("192.0.2.%d", i), http.MethodGet, nil) == http.StatusOK {
+			downloaded++
+		}
+	}
+	if downloaded < 100 || downloaded == 256 {
+		t.Errorf("%d downloads of 256 sources", downloaded)
+	}
+}
