@@ -144,6 +144,9 @@ func TestStockImage_WithoutAgentsTheGateServesNone(t *testing.T) {
 		strings.Contains(body, "/agent/") {
 		t.Errorf("%d %q", code, body)
 	}
+	if text := strings.Join(v.state().Problems, "\n"); !strings.Contains(text, "AgentsMissing: the policy of pool ") {
+		t.Errorf("status does not report it: %q", text)
+	}
 	if code, _, _ := v.fetch(http.MethodGet, "/agent/"+strings.Repeat("0", 64), ""); code != http.StatusNotFound {
 		t.Error(code)
 	}

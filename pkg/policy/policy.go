@@ -165,6 +165,23 @@ func (s *Set) WithoutProvisioningToken() string {
 	return "there is no provisioning token; " + strings.Join(texts, "; ")
 }
 
+// WithoutAgents describes how it affects the pools of this set that the gate serves no agents. It is ""
+// if no pool needs them.
+func (s *Set) WithoutAgents() string {
+	var pools []string
+	for _, p := range s.All() {
+		if p.RealRoot && p.Unattested == v1alpha1.UnattestedPreApproved && p.Mode == v1alpha1.ModeEnforce {
+			pools = append(pools, p.Pool)
+		}
+	}
+	if len(pools) == 0 {
+		return ""
+	}
+	return "the policy of pool " + strings.Join(pools, ", ") + " has stage: RealRoot, but the configuration has no " +
+		"agents. So the pre-approved config carries no agent: a machine whose initramfs has none does not attest, " +
+		"nothing caps its PCR 11, and its kubelet may start"
+}
+
 // Endorses reports whether the policy accepts the endorsement.
 func (p Policy) Endorses(e v1alpha1.Endorsement) bool { return slices.Contains(p.Endorsements, e) }
 

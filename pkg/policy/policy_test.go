@@ -394,6 +394,33 @@ func TestOnlyProvisioningToken(t *testing.T) {
 	}
 }
 
+func TestWithoutAgents_NamesThePoolsThatServeNoAgent(t *testing.T) {
+	type spec = v1alpha1.AttestationPolicySpec
+	for name, c := range map[string]struct {
+		with func(*spec)
+		want bool
+	}{
+		"stage Initramfs": {func(s *spec) { s.Unattested = v1alpha1.UnattestedPreApproved }, false},
+		"stage RealRoot": {func(s *spec) {
+			s.Unattested, s.Stage = v1alpha1.UnattestedPreApproved, v1alpha1.StageRealRoot
+		}, true},
+		"no pre-approved config": {func(s *spec) {
+			s.Unattested, s.Stage = v1alpha1.UnattestedDeny, v1alpha1.StageRealRoot
+		}, false},
+		"mode Audit": {func(s *spec) {
+			s.Mode, s.Unattested, s.Stage = v1alpha1.ModeAudit, v1alpha1.UnattestedPreApproved, v1alpha1.StageRealRoot
+		}, false},
+	} {
+		set := compile(t, valid(func(s *spec) {
+			s.Pools = []string{"worker"}
+			c.with(s)
+		}))
+		if got := set.WithoutAgents(); strings.Contains(got, "pool worker has stage: RealRoot") != c.want || !c.want && got != "" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 func TestWhenAbsent_OpenRequiresOnlyTheProvisioningToken(t *testing.T) {
 	const head = "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: p}\nspec:\n" +
 		"  provisioningTokenAlone: true\n  provisioningToken: {whenAbsent: Open}\n"

@@ -95,22 +95,24 @@ func (s *Server) preApproved() http.Handler {
 		if err != nil {
 			return nil, err
 		}
-		// A client below that version cannot check the agent's hash, and gets the config without it.
-		if !policy.RealRoot || !accept.Accepts(carryingVersion) {
+		if !policy.RealRoot {
 			return plain, nil
 		}
 		authorities, err := s.Authorities()
 		if err != nil {
 			return nil, reason.Wrap(reason.ConfigUnavailable, err, "read the CA of the agent's pointer config")
 		}
-		return cache.get(carriedKey{pool, plain}, authorities, func() (*gate.Rendered, error) {
+		carrying, err := cache.get(carriedKey{pool, plain}, authorities, func() (*gate.Rendered, error) {
 			return s.carry(pool, plain, authorities)
 		})
+		if err != nil {
+			return nil, err
+		}
+		// A client below firstboot.Version cannot check the agent's hash. Without the agent, nothing would
+		// cap PCR 11, so it receives no config.
+		return carrying.As(accept)
 	}}
 }
-
-// carryingVersion is [firstboot.Version].
-var carryingVersion = specversion.Version{Major: 3, Minor: 1}
 
 func (s *Server) carry(pool string, plain *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
 	hashes, err := s.agents.Hashes(s.Config.Agents.Architectures...)

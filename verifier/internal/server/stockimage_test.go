@@ -10,32 +10,42 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 // downloads is a server with one agent. Its clock does not move.
-func downloads(t *testing.T, agent []byte) func(source, method string, h http.Header, w http.ResponseWriter) {
+func downloads(t *testing.T, agent []byte) (
+	s *Server, request func(source, method string, h http.Header, w http.ResponseWriter)) {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "mcs-attest-agent-amd64"), agent, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{Parts: &backend.Parts{Now: func() time.Time { return noon }, Config: &config.Config{
-		Agents: &config.Agents{Folder: dir, Architectures: []string{"amd64"}},
+	s = &Server{Parts: &backend.Parts{Now: func() time.Time { return noon }, Config: &config.Config{
+		Origins: []string{"https://mcs.test:22623"},
+		Agents:  &config.Agents{Folder: dir, Architectures: []string{"amd64"}},
 	}}}
 	if err := s.openAgents(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.closeAgents() })
 	path := fmt.Sprintf("%s%x", firstboot.URLPath, sha256.Sum256(agent))
-	return func(source, method string, h http.Header, w http.ResponseWriter) {
+	return s, func(source, method string, h http.Header, w http.ResponseWriter) {
 		r := httptest.NewRequest(method, path, nil)
 		r.RemoteAddr, r.Header = source+":1", h
 		s.agents.ServeHTTP(w, r)
@@ -58,7 +68,7 @@ func (c *client) Write([]byte) (int, error) {
 }
 
 func TestAttack_T61_SlowDownloadsOfOneSourceLeaveRoomForOthers(t *testing.T) {
-	get := downloads(t, []byte("agent"))
+	_, get := downloads(t, []byte("agent"))
 	read := make(chan struct{})
 	start := func(source string) (status int, ended chan struct{}) {
 		c := &client{http.Header{}, make(chan int, 1), read}
@@ -104,7 +114,7 @@ func TestAttack_T61_SlowDownloadsOfOneSourceLeaveRoomForOthers(t *testing.T) {
 
 func TestAttack_T61_AnswersWithoutABodyLeaveTheRateToDownloads(t *testing.T) {
 	agent := make([]byte, 16<<20)
-	get := downloads(t, agent)
+	_, get := downloads(t, agent)
 	closed := make(chan struct{})
 	close(closed)
 	request := func(source, method string, h http.Header) int {
@@ -136,5 +146,44 @@ func TestAttack_T61_AnswersWithoutABodyLeaveTheRateToDownloads(t *testing.T) {
 	}
 	if downloaded < 100 || downloaded == 256 {
 		t.Errorf("%d downloads of 256 sources", downloaded)
+	}
+}
+
+// realRoot is a backend with one pool, whose policy has stage: RealRoot.
+type realRoot struct {
+	backend.Backend
+	view   *view.View
+	config *gate.Rendered
+}
+
+func (b *realRoot) View() *view.View             { return b.view }
+func (b *realRoot) Authorities() ([]byte, error) { return nil, nil }
+func (b *realRoot) Configs(bool) *gate.Source {
+	return &gate.Source{Config: func(string, specversion.Accept) (*gate.Rendered, error) { return b.config, nil }}
+}
+
+func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
+	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1alpha1.AttestationPolicySpec{
+		Pools: []string{"worker"}, Unattested: v1alpha1.UnattestedPreApproved, Stage: v1alpha1.StageRealRoot,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := gate.NewRendered([]byte(`{"ignition":{"version":"3.0.0"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := downloads(t, []byte("agent"))
+	s.Backend = &realRoot{view: &view.View{Policies: policies}, config: config}
+	handler := s.preApproved()
+	for accept, want := range map[string]int{
+		"3.0.0": http.StatusBadRequest, "2.2.0": http.StatusBadRequest, "3.1.0": http.StatusOK, "3.5.0": http.StatusOK,
+	} {
+		r, w := httptest.NewRequest(http.MethodGet, "/config/worker", nil), httptest.NewRecorder()
+		r.Header.Set("Accept", "application/vnd.coreos.ignition+json;version="+accept)
+		handler.ServeHTTP(w, r)
+		if carries := strings.Contains(w.Body.String(), firstboot.URLPath); w.Code != want || carries != (want == http.StatusOK) {
+			t.Errorf("specification %s: %d %s", accept, w.Code, w.Body)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
@@ -108,6 +109,15 @@ func configProblems(c *config.Config, s *folder.Snapshot, rendered []string) []s
 	return all
 }
 
+// agentProblems reports pools whose pre-approved config should carry the agent, and does not.
+func agentProblems(c *config.Config, policies *policy.Set) []string {
+	text := policies.WithoutAgents()
+	if c.Agents != nil || text == "" {
+		return nil
+	}
+	return []string{"AgentsMissing: " + text + ": add agents to the configuration"}
+}
+
 // newRecords describes a database that was created although machines are enrolled; "" otherwise.
 func newRecords(created bool, s *folder.Snapshot) string {
 	if !created || len(s.Enrollments) == 0 {
@@ -121,7 +131,9 @@ func newRecords(created bool, s *folder.Snapshot) string {
 // problems are those of the folder and of the database.
 func (b *Backend) problems() []string {
 	c := b.parts.Config
-	all := slices.Concat(problems(c, b.parts.Now()), configProblems(c, b.Keeper.Snapshot(), b.rendered.Pools()))
+	snapshot := b.Keeper.Snapshot()
+	all := slices.Concat(problems(c, b.parts.Now()), configProblems(c, snapshot, b.rendered.Pools()),
+		agentProblems(c, snapshot.Policies))
 	if b.created != "" {
 		all = append(all, b.created)
 	}

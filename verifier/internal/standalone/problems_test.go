@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
@@ -48,5 +52,22 @@ func TestProblems_ReportsAServingCertificateBeforeItExpires(t *testing.T) {
 		if tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) {
 			t.Errorf("at %v: %q, want %q", tt.at, got, tt.want)
 		}
+	}
+}
+
+func TestProblems_ReportsAPoolWhoseConfigCarriesNoAgent(t *testing.T) {
+	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec: v1alpha1.AttestationPolicySpec{
+			Pools: []string{"worker"}, Unattested: v1alpha1.UnattestedPreApproved, Stage: v1alpha1.StageRealRoot,
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(agentProblems(&config.Config{}, policies), "\n")
+	if !strings.HasPrefix(got, "AgentsMissing: the policy of pool worker ") {
+		t.Errorf("without agents: %q", got)
+	}
+	if got := agentProblems(&config.Config{Agents: &config.Agents{}}, policies); len(got) > 0 {
+		t.Errorf("with agents: %q", got)
 	}
 }

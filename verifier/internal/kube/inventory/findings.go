@@ -51,18 +51,23 @@ func (c *Inventory) sourceFindings() (all []view.Finding) {
 	return all
 }
 
-// policyFindings returns the objects that cannot be used as they are. It names three of them.
+// policyFindings returns the policies that need agents that are not configured, and the objects that cannot be used as
+// they are. It names three of these.
 func (c *Inventory) policyFindings() []view.Finding {
+	var all []view.Finding
+	if text := c.View().Policies.WithoutAgents(); text != "" && !c.o.Agents {
+		all = append(all, view.Finding{Reason: "AgentsMissing", Text: text})
+	}
 	problems := c.Problems()
 	if len(problems) == 0 {
-		return nil
+		return all
 	}
 	more := ""
 	if n := len(problems) - 3; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 		problems = problems[:3]
 	}
-	return []view.Finding{{Reason: "ObjectsNotUsable", Text: strings.Join(problems, "; ") + more}}
+	return append(all, view.Finding{Reason: "ObjectsNotUsable", Text: strings.Join(problems, "; ") + more})
 }
 
 // secretFindings returns the problems of the keys, the certificate and the provisioning token.

@@ -64,6 +64,7 @@ type Options struct {
 
 	ProvisioningToken config.ProvisioningToken
 	KeyPublishDelay   time.Duration // default 10 minutes
+	Agents            bool          // the gate serves the agent
 
 	// Certificate is called with each new serving certificate, one at a time.
 	Certificate func(*tls.Certificate)

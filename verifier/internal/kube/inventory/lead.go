@@ -15,6 +15,7 @@ func OptionsFor(p *backend.Parts) Options {
 	return Options{
 		Log: p.Log, Now: p.Now, Version: p.Version, ProvisioningToken: c.ProvisioningToken,
 		KeyPublishDelay: time.Duration(c.KeyPublishDelay), Called: p.Metrics.APICall, Observe: c.WebPage,
+		Agents: c.Agents != nil,
 	}
 }
 
