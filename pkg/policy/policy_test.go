@@ -415,7 +415,8 @@ func TestWithoutAgents_NamesThePoolsThatServeNoAgent(t *testing.T) {
 			s.Pools = []string{"worker"}
 			c.with(s)
 		}))
-		if got := set.WithoutAgents(); strings.Contains(got, "pool worker has stage: RealRoot") != c.want || !c.want && got != "" {
+		got := set.WithoutAgents()
+		if strings.Contains(got, "pool worker has stage: RealRoot") != c.want || !c.want && got != "" {
 			t.Errorf("%s: %q", name, got)
 		}
 	}

@@ -163,9 +163,10 @@ func (b *realRoot) Configs(bool) *gate.Source {
 }
 
 func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
-	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1alpha1.AttestationPolicySpec{
-		Pools: []string{"worker"}, Unattested: v1alpha1.UnattestedPreApproved, Stage: v1alpha1.StageRealRoot,
-	}})
+	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec: v1alpha1.AttestationPolicySpec{
+			Pools: []string{"worker"}, Unattested: v1alpha1.UnattestedPreApproved, Stage: v1alpha1.StageRealRoot,
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,8 @@ func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
 		r, w := httptest.NewRequest(http.MethodGet, "/config/worker", nil), httptest.NewRecorder()
 		r.Header.Set("Accept", "application/vnd.coreos.ignition+json;version="+accept)
 		handler.ServeHTTP(w, r)
-		if carries := strings.Contains(w.Body.String(), firstboot.URLPath); w.Code != want || carries != (want == http.StatusOK) {
+		carries := strings.Contains(w.Body.String(), firstboot.URLPath)
+		if w.Code != want || carries != (want == http.StatusOK) {
 			t.Errorf("specification %s: %d %s", accept, w.Code, w.Body)
 		}
 	}
