@@ -4,6 +4,7 @@ package main
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+	"github.com/vincent-petithory/dataurl"
 
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
@@ -40,6 +44,23 @@ func withAgents(t *testing.T) func(dir string) {
 	}
 }
 
+// mergedParts returns the configs that a config merges from data URLs.
+func mergedParts(t *testing.T, raw string) (parts []string) {
+	t.Helper()
+	var c types.Config
+	if err := json.Unmarshal([]byte(raw), &c); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range c.Ignition.Config.Merge {
+		u, err := dataurl.DecodeString(*r.Source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts = append(parts, string(u.Data))
+	}
+	return parts
+}
+
 func TestStockImage_PreApprovedConfigCarriesTheAgentOnlyForTheRealRoot(t *testing.T) {
 	v := newVerifier(t, withAgents(t))
 	const pre = `{"ignition":{"version":"3.2.0"}}`
@@ -51,17 +72,23 @@ func TestStockImage_PreApprovedConfigCarriesTheAgentOnlyForTheRealRoot(t *testin
 	v.policy("  unattested: PreApproved\n  stage: RealRoot\n")
 	code, _, body := v.fetch(http.MethodGet, "/config/worker", "")
 	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(fakeAgent)))
+	parts := mergedParts(t, body)
+	if code != http.StatusOK || len(parts) != 2 || parts[0] != pre {
+		t.Fatalf("stage RealRoot: %d %q", code, parts)
+	}
 	for _, want := range []string{testOrigin + "/agent/" + hash, "sha256-" + hash, "mcs-attest-firstboot.service"} {
-		if code != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("stage RealRoot: %d, no %s in %s", code, want, body)
+		if !strings.Contains(parts[1], want) {
+			t.Errorf("no %s in %s", want, parts[1])
 		}
 	}
-	c, err := pointer.Parse([]byte(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if tokens := c.Bearers(); len(tokens) > 0 {
-		t.Errorf("%d tokens in a public config", len(tokens))
+	for _, part := range append(parts, body) {
+		c, err := pointer.Parse([]byte(part))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tokens := c.Bearers(); len(tokens) > 0 {
+			t.Errorf("%d tokens in a public config", len(tokens))
+		}
 	}
 	if _, _, again := v.fetch(http.MethodGet, "/config/worker", ""); again != body {
 		t.Error("the second answer differs")
@@ -144,7 +171,11 @@ func TestStockImage_WithoutAgentsTheGateServesNone(t *testing.T) {
 		strings.Contains(body, "/agent/") {
 		t.Errorf("%d %q", code, body)
 	}
-	if text := strings.Join(v.state().Problems, "\n"); !strings.Contains(text, "AgentsMissing: the policy of pool ") {
+	state, err := v.standalone().State(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(state.Problems, "\n"); !strings.Contains(text, "AgentsMissing: the policy of pool ") {
 		t.Errorf("status does not report it: %q", text)
 	}
 	if code, _, _ := v.fetch(http.MethodGet, "/agent/"+strings.Repeat("0", 64), ""); code != http.StatusNotFound {
