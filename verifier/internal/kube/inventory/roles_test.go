@@ -133,7 +133,7 @@ func TestPoolsThatAreReadTriggerTheEvaluationOfRoles(t *testing.T) {
 		}()
 		select {
 		case <-asked:
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Errorf("%s: the roles are not evaluated", what)
 		}
 		queue.ShutDown()

@@ -87,7 +87,7 @@ func Unavailable(err error) bool {
 func Eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err = check(); err == nil {
 			return
 		}

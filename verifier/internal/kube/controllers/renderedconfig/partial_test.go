@@ -31,6 +31,7 @@ type fakeAPI struct {
 	broken  map[string]bool           // reads that fail
 	absent  string                    // a resource whose lists are not found
 	denied  int                       // how many were
+	version int                       // of the lists; each change increases it
 	changed chan struct{}             // ends all watches
 }
 
@@ -50,6 +51,7 @@ func (a *fakeAPI) change(do func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	do()
+	a.version++
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -65,7 +67,7 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	a.mu.Lock()
-	changed := a.changed
+	changed, version := a.changed, fmt.Sprint(a.version)
 	if r.URL.Query().Get("sendInitialEvents") != "" {
 		a.mu.Unlock()
 		fail(http.StatusUnprocessableEntity, "Invalid")
@@ -74,6 +76,12 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("watch") != "" {
 		a.mu.Unlock()
 		w.(http.Flusher).Flush()
+		if r.URL.Query().Get("resourceVersion") != version {
+			// The objects changed between the client's list and this watch.
+			ended := make(chan struct{})
+			close(ended)
+			changed = ended
+		}
 		select {
 		case <-changed:
 			// Too old: list again.
@@ -109,7 +117,7 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				list = metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}
 			}
 			_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": list.APIVersion, "kind": list.Kind,
-				"metadata": map[string]any{"resourceVersion": "1"}, "items": items})
+				"metadata": map[string]any{"resourceVersion": version}, "items": items})
 			return
 		case parts[len(parts)-2] == resource && a.broken[last]:
 			fail(http.StatusInternalServerError, "etcd timeout")
@@ -162,7 +170,8 @@ data: {ca-bundle.crt: the CA}
 // fake is a cluster with a pool of two MachineConfigs, and a Source that follows it.
 func fake(t *testing.T, prepare func(*fakeAPI)) (*fakeAPI, follower) {
 	t.Helper()
-	a := &fakeAPI{objects: map[string]map[string]any{}, broken: map[string]bool{}, changed: make(chan struct{})}
+	a := &fakeAPI{objects: map[string]map[string]any{}, broken: map[string]bool{}, version: 1,
+		changed: make(chan struct{})}
 	a.set(t, "machineconfigpools", poolconfigtest.Pool, "1")
 	a.set(t, "controllerconfigs", controllerConfig, "1")
 	a.set(t, "configmaps", kubeconfigData, "1")
