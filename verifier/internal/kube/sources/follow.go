@@ -212,7 +212,7 @@ func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (
 		}
 		if err == nil {
 			f.Resumed()
-			return watch.Filter(stream, f.reduce), nil
+			return f.reduced(stream), nil
 		}
 		if !Unavailable(err) || ctx.Err() != nil {
 			return nil, err
@@ -221,14 +221,49 @@ func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (
 	}
 }
 
+// reducedWatch is a watch whose events have entries.
+type reducedWatch struct {
+	watch.Interface
+	events  chan watch.Event
+	stopped chan struct{}
+	stop    func()
+}
+
+// reduced returns a watch with reduced events. Unlike that of [watch.Filter], its goroutine ends if the watch is
+// stopped while an event is unread.
+func (f *follower) reduced(stream watch.Interface) watch.Interface {
+	w := &reducedWatch{Interface: stream, events: make(chan watch.Event), stopped: make(chan struct{})}
+	w.stop = sync.OnceFunc(func() { close(w.stopped) })
+	go func() {
+		defer close(w.events)
+		for event := range stream.ResultChan() {
+			select {
+			case w.events <- f.reduce(event):
+			case <-w.stopped:
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// ResultChan implements watch.Interface.
+func (w *reducedWatch) ResultChan() <-chan watch.Event { return w.events }
+
+// Stop implements watch.Interface.
+func (w *reducedWatch) Stop() {
+	w.stop()
+	w.Interface.Stop()
+}
+
 // reduce replaces the object of an event by an entry.
-func (f *follower) reduce(ev watch.Event) (watch.Event, bool) {
+func (f *follower) reduce(ev watch.Event) watch.Event {
 	if ev.Type == watch.Error {
-		return ev, true
+		return ev
 	}
 	m, err := meta.Accessor(ev.Object)
 	if err != nil {
-		return ev, true // the reflector reports the error
+		return ev // the reflector reports the error
 	}
 	version := revision(m.GetResourceVersion())
 	switch ev.Type {
@@ -246,7 +281,7 @@ func (f *follower) reduce(ev watch.Event) (watch.Event, bool) {
 	if f.progress(f.number, version) && synced {
 		f.markCurrent()
 	}
-	return ev, true
+	return ev
 }
 
 // complete applies the list and the events received since.
