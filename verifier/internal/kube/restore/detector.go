@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -46,7 +47,8 @@ type Detector struct {
 
 	epoch    atomic.Uint32
 	noticing sync.Mutex // one restore at a time
-	probing  sync.Mutex
+	begin    sync.Once
+	probing  *semaphore.Weighted // one probe at a time
 	probed   time.Time
 
 	mu       sync.Mutex
@@ -77,10 +79,13 @@ func (d *Detector) Highest(epoch uint32) uint64 {
 	return d.highest
 }
 
-// Probe reads the current revision of the API.
+// Probe reads the current revision of the API. It waits for a probe in progress until ctx ends.
 func (d *Detector) Probe(ctx context.Context) error {
-	d.probing.Lock()
-	defer d.probing.Unlock()
+	d.begin.Do(func() { d.probing = semaphore.NewWeighted(1) })
+	if err := d.probing.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("read the revision of etcd: %w", err)
+	}
+	defer d.probing.Release(1)
 	asked := d.Clock()
 	if asked.Sub(d.probed) < minProbe {
 		return nil

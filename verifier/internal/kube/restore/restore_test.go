@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -408,6 +409,33 @@ func TestDetector_Probe(t *testing.T) {
 	if now = now.Add(restore.SilentAfter + time.Second); !d.Silent() {
 		t.Error("the API is not silent")
 	}
+}
+
+// stuckPolicies never answer.
+type stuckPolicies struct{ client.Reader }
+
+func (stuckPolicies) List(ctx context.Context, _ client.ObjectList, _ ...client.ListOption) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestDetector_ProbeWaitsNoLongerThanItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &restore.Detector{API: stuckPolicies{}, Now: time.Now, Clock: time.Now}
+		first, end := context.WithCancel(t.Context())
+		go func() { _ = d.Probe(first) }()
+		synctest.Wait()
+		second, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if err := d.Probe(second); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a probe behind another one: %v", err)
+		}
+		if waited := time.Since(began); waited != time.Millisecond {
+			t.Errorf("it waited %s after its context ended", waited-time.Millisecond)
+		}
+		end()
+	})
 }
 
 // A process that does not repair holds what a record lost until another one has repaired it.
