@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// The API server ends each stream with an event that nobody reads if the reflector stops first.
+// The API server ends each stream with an event. The event stays unread if the reflector stops first.
 func TestReducedWatch_EndsWithAnUnreadEvent(t *testing.T) {
 	synctest.Test(t, func(*testing.T) {
 		stream := watch.NewFakeWithChanSize(1, false)
