@@ -13,7 +13,7 @@
 //   - the [StateFile] with the content [PreApproved];
 //   - the unit mcs-attest-firstboot.service.
 //
-// After its attestation the agent gives Ignition the [Whole] config, to which it also adds one. That
+// After its attestation the agent gives Ignition the [Full] config, to which it also adds one. That
 // one replaces the content of the StateFile. So Ignition itself records which config it has applied.
 package firstboot
 
@@ -38,7 +38,9 @@ const (
 	UnitName = "mcs-attest-firstboot.service"
 	// AgentPath is the path of the agent without the architecture. SELinux lets units run programs
 	// in this folder, and it is writable on CoreOS.
-	AgentPath = "/usr/local/bin/mcs-attest-agent-"
+	AgentPath = "/usr/local/bin/" + AgentPrefix
+	// AgentPrefix is the agent's file name without the architecture.
+	AgentPrefix = "mcs-attest-agent-"
 	// URLPath is the path of the agents at the gate, before the SHA-256 in hexadecimal.
 	URLPath = "/agent/"
 )
@@ -46,8 +48,11 @@ const (
 // The contents of the StateFile.
 const (
 	PreApproved = "pre-approved\n"
-	WholeConfig = "whole\n"
+	FullConfig  = "whole\n"
 )
+
+// RealRoot is the claim of a machine that attests in the real root. In the initramfs there is none.
+const RealRoot = "RealRoot"
 
 // Architectures has systemd's names, which units have as %a, by Go's names.
 var Architectures = map[string]string{
@@ -60,8 +65,8 @@ var unit string
 // Unit returns the unit's text.
 func Unit() string { return unit }
 
-// Carried is what a pre-approved config carries.
-type Carried struct {
+// AgentConfig is what a pre-approved config carries for an attestation in the real root.
+type AgentConfig struct {
 	// Origin is the gate's, https://host:port.
 	Origin string
 	// Agents has the SHA-256 of each agent, in hexadecimal, by Go's name of its architecture.
@@ -70,9 +75,9 @@ type Carried struct {
 	Pointer []byte
 }
 
-// Version is the specification of the configs of this package. 3.1 is the first one that checks
+// version is the specification of the configs of this package. 3.1 is the first one that checks
 // files by SHA-256. They are merged with configs of any version that the machine's Ignition reads.
-const Version = "3.1.0"
+const version = "3.1.0"
 
 type ignitionConfig struct {
 	Ignition struct {
@@ -112,7 +117,7 @@ type systemdUnit struct {
 }
 
 // Config returns the config that carries the agent and merges the pre-approved config.
-func Config(preApproved []byte, c Carried) ([]byte, error) {
+func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 	if len(preApproved) == 0 || len(c.Agents) == 0 || len(c.Pointer) == 0 || c.Origin == "" {
 		return nil, errors.New("the config, the agents, the pointer config and the origin are all required")
 	}
@@ -132,28 +137,28 @@ func Config(preApproved []byte, c Carried) ([]byte, error) {
 	return merging(preApproved, &own)
 }
 
-// Whole returns the config that merges the whole one, records that Ignition has applied it, and makes
+// Full returns the config that merges the full one, records that Ignition has applied it, and makes
 // the boot a first boot for systemd. Ignition enables units by presets, which systemd applies only in a
 // first boot (machine-id(5), "First Boot Semantics").
-func Whole(config []byte) ([]byte, error) {
+func Full(config []byte) ([]byte, error) {
 	if len(config) == 0 {
 		return nil, errors.New("the config is empty")
 	}
 	var own ignitionConfig
-	own.Storage.Files = []file{state(WholeConfig),
+	own.Storage.Files = []file{state(FullConfig),
 		{Path: "/etc/machine-id", Overwrite: true, Mode: 0o444, Contents: data([]byte("uninitialized\n"))}}
 	return merging(config, &own)
 }
 
 // merging returns a config that merges another one, and then one of this package, which therefore wins.
 func merging(config []byte, own *ignitionConfig) ([]byte, error) {
-	own.Ignition.Version = Version
+	own.Ignition.Version = version
 	raw, err := json.Marshal(own)
 	if err != nil {
 		return nil, fmt.Errorf("encode config: %w", err)
 	}
 	var out ignitionConfig
-	out.Ignition.Version = Version
+	out.Ignition.Version = version
 	out.Ignition.Config.Merge = []resource{data(config), data(raw)}
 	return json.Marshal(out)
 }

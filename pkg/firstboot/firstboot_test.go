@@ -19,8 +19,8 @@ import (
 
 var hash = strings.Repeat("ab", 32)
 
-func carried() firstboot.Carried {
-	return firstboot.Carried{Origin: "https://api-int.test:22623", Agents: map[string]string{"amd64": hash, "arm64": hash},
+func agentConfig() firstboot.AgentConfig {
+	return firstboot.AgentConfig{Origin: "https://api-int.test:22623", Agents: map[string]string{"amd64": hash, "arm64": hash},
 		Pointer: []byte(`{"ignition":{"version":"3.2.0"}}`)}
 }
 
@@ -65,7 +65,7 @@ const preApproved = `{"ignition":{"version":"3.4.0"},"storage":{"files":[
 	{"path":"/etc/mcs-attest/firstboot/config","mode":384,"contents":{"source":"data:,whole"}}]}}`
 
 func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
-	raw, err := firstboot.Config([]byte(preApproved), carried())
+	raw, err := firstboot.Config([]byte(preApproved), agentConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
 			t.Errorf("%s: %+v", arch, f)
 		}
 	}
-	if got := content(t, file(t, c, "/etc/mcs-attest/firstboot/pointer.ign").Contents); got != string(carried().Pointer) {
+	if got := content(t, file(t, c, "/etc/mcs-attest/firstboot/pointer.ign").Contents); got != string(agentConfig().Pointer) {
 		t.Errorf("pointer config %q", got)
 	}
 	if got := content(t, file(t, c, "/etc/mcs-attest/firstboot/config").Contents); got != firstboot.PreApproved {
@@ -93,25 +93,25 @@ func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
 }
 
 func TestConfig_RequiresEverything(t *testing.T) {
-	for name, change := range map[string]func(*firstboot.Carried){
-		"no agent":                func(c *firstboot.Carried) { c.Agents = nil },
-		"no pointer config":       func(c *firstboot.Carried) { c.Pointer = nil },
-		"no origin":               func(c *firstboot.Carried) { c.Origin = "" },
-		"an unknown architecture": func(c *firstboot.Carried) { c.Agents = map[string]string{"m68k": hash} },
+	for name, change := range map[string]func(*firstboot.AgentConfig){
+		"no agent":                func(c *firstboot.AgentConfig) { c.Agents = nil },
+		"no pointer config":       func(c *firstboot.AgentConfig) { c.Pointer = nil },
+		"no origin":               func(c *firstboot.AgentConfig) { c.Origin = "" },
+		"an unknown architecture": func(c *firstboot.AgentConfig) { c.Agents = map[string]string{"m68k": hash} },
 	} {
-		c := carried()
+		c := agentConfig()
 		change(&c)
 		if raw, err := firstboot.Config([]byte(preApproved), c); err == nil {
 			t.Errorf("%s: %s", name, raw)
 		}
 	}
-	if raw, err := firstboot.Config(nil, carried()); err == nil {
+	if raw, err := firstboot.Config(nil, agentConfig()); err == nil {
 		t.Errorf("an empty config: %s", raw)
 	}
 }
 
-func TestWhole_ReplacesTheStateAndTheMachineID(t *testing.T) {
-	raw, err := firstboot.Whole([]byte(preApproved))
+func TestFull_ReplacesTheStateAndTheMachineID(t *testing.T) {
+	raw, err := firstboot.Full([]byte(preApproved))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestWhole_ReplacesTheStateAndTheMachineID(t *testing.T) {
 		t.Errorf("the config's own file has %q", got)
 	}
 	state := file(t, c, "/etc/mcs-attest/firstboot/config")
-	if got := content(t, state.Contents); got != firstboot.WholeConfig || !*state.Overwrite {
+	if got := content(t, state.Contents); got != firstboot.FullConfig || !*state.Overwrite {
 		t.Errorf("state %q, %+v", got, state)
 	}
 	// systemd applies Ignition's presets only in a first boot.
@@ -130,7 +130,7 @@ func TestWhole_ReplacesTheStateAndTheMachineID(t *testing.T) {
 	if len(c.Storage.Files) != 3 || len(c.Systemd.Units) != 0 {
 		t.Errorf("%+v", c)
 	}
-	if raw, err := firstboot.Whole(nil); err == nil {
+	if raw, err := firstboot.Full(nil); err == nil {
 		t.Errorf("an empty config: %s", raw)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 )
 
 // addCloud gives the flow the platform's evidence and the claims. It starts the lookup of the
@@ -39,8 +40,8 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 
 // stage returns the claim about the stage of the boot, "" in the initramfs.
 func (a *agent) stage() string {
-	if a.late {
-		return flow.RealRoot
+	if a.realRoot {
+		return firstboot.RealRoot
 	}
 	return ""
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/pkg/spelling"
 	"github.com/mcs-attest/mcs-attest/pkg/version"
@@ -32,8 +33,8 @@ type agent struct {
 	paths   paths.Paths
 	console *console.Console
 	out     io.Writer
-	// late is true in the real root.
-	late bool
+	// realRoot is true in the real root.
+	realRoot bool
 	// Tests replace reboot and pause, and set step, which is that of nextboot. All end early with an
 	// error if the context ends.
 	step   func(string) error
@@ -96,7 +97,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		console: &console.Console{Out: stdout, Err: stderr},
 		out:     stdout,
 		reboot:  systemctlReboot,
-		pause:   sleep,
+		pause:   flow.Pause,
 	}
 	err := a.dispatch(ctx, args)
 	var usage usageError

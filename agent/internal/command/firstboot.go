@@ -18,6 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/nextboot"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
@@ -30,25 +31,25 @@ const (
 	// rebootPause is the pause before a reboot whose only purpose is another attestation. After a
 	// failure that may last, it is deniedPause.
 	rebootPause = time.Minute
-	// wholeTime limits the attempts to fetch the whole config. The token is valid for ten minutes by
+	// fetchTime limits the attempts to fetch the full config. The token is valid for ten minutes by
 	// default.
-	wholeTime = 8 * time.Minute
-	// wholeAccept asks for the newest version that Ignition 2.14 reads. An agent in the real root
+	fetchTime = 8 * time.Minute
+	// acceptConfig asks for the newest version that Ignition 2.14 reads. An agent in the real root
 	// cannot ask the Ignition of the initramfs for its version.
-	wholeAccept = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
+	acceptConfig = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
 )
 
 func (a *agent) firstboot() command {
 	return command{
 		name:  "firstboot",
-		short: "attest in the real root, and have Ignition apply the whole config in the next boot",
+		short: "attest in the real root, and have Ignition apply the full config in the next boot",
 		long: `firstboot is for boot images whose initramfs does not have the agent. It runs in the
 real root of a machine that has only the pre-approved config. It attests, caps PCR 11,
-fetches the whole config, writes it to the boot partition and reboots. In the next boot
+fetches the full config, writes it to the boot partition and reboots. In the next boot
 Ignition applies it. The command then removes what is left on the boot partition.
 
 While the machine is denied, the command waits and tries again: nothing that needs the
-whole config starts. On every boot after that it only caps PCR 11.`,
+full config starts. On every boot after that it only caps PCR 11.`,
 		run: func(ctx context.Context, _ []string) error { return a.runFirstboot(ctx) },
 	}
 }
@@ -57,11 +58,11 @@ whole config starts. On every boot after that it only caps PCR 11.`,
 const attestedFile = "attested"
 
 // errNotApplied means that the boot loader or Ignition did not apply a staged config.
-var errNotApplied = errors.New("the last boot staged the whole config, but Ignition did not apply it")
+var errNotApplied = errors.New("the last boot staged the full config, but Ignition did not apply it")
 
 // runFirstboot does what the state of the machine requires:
 //
-//   - Ignition has applied the whole config: remove the leftovers, cap;
+//   - Ignition has applied the full config: remove the leftovers, cap;
 //   - an earlier run of this boot attested: reboot, because a capped machine cannot attest again;
 //   - an earlier boot staged a config, and Ignition did not apply it: remove it, and fail. Another
 //     attestation would end in the same way;
@@ -70,7 +71,7 @@ var errNotApplied = errors.New("the last boot staged the whole config, but Ignit
 // Everything that can fail for a local reason comes before the attestation, so that no token is used
 // for a config that cannot be applied.
 func (a *agent) runFirstboot(ctx context.Context) error {
-	boot := nextboot.Boot{Dir: a.paths.Boot, Note: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
+	boot := nextboot.Boot{Dir: a.paths.Boot, Marker: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
 		Step: a.step}
 	state, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
 	if err != nil {
@@ -82,7 +83,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	}
 	word, _ := machine.Cmdline.Last("mcs-attest")
 	switch {
-	case string(state) == firstboot.WholeConfig:
+	case string(state) == firstboot.FullConfig:
 		// A cap that fails does not keep the secret on the disk.
 		return errors.Join(boot.Clear(), a.capPCR(true))
 	case string(state) != firstboot.PreApproved:
@@ -91,12 +92,12 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	case word == "off":
 		a.console.Step("off, by kernel argument; the machine keeps the pre-approved config")
 		return errors.Join(boot.Clear(), a.capPCR(true))
-	case exists(a.paths.Own(attestedFile)):
+	case paths.Exists(a.paths.Own(attestedFile)):
 		return a.finish(ctx, boot)
 	case a.capped():
 		return hinted{errors.New("PCR 11 is capped already, so this boot can no longer attest"),
 			"reboot; if this persists, the initramfs has the agent, or the image has mcs-attest-cap-root.service"}
-	case boot.Ignored():
+	case boot.StagedEarlier():
 		return hinted{errors.Join(errNotApplied, boot.Clear(), a.capPCR(true)),
 			"the boot loader must start Ignition if ignition.firstboot exists in /boot, as on Fedora CoreOS"}
 	}
@@ -106,11 +107,11 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err := errors.Join(boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
 		return err
 	}
-	target, authorities, err := a.lateTarget()
+	target, authorities, err := a.realRootTarget()
 	if err != nil {
 		return err
 	}
-	a.late = true
+	a.realRoot = true
 	grant, err := a.untilGranted(ctx, machine, target, authorities)
 	if err != nil {
 		return err
@@ -122,11 +123,11 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err := a.capPCR(true); err != nil {
 		return err
 	}
-	whole, pause, err := a.fetchWhole(ctx, client.NewDialer(authorities), target, grant)
+	full, pause, err := a.fetchFullConfig(ctx, client.NewDialer(authorities), target, grant)
 	if err != nil {
 		return a.again(ctx, pause, err)
 	}
-	if err := boot.Stage(whole); err != nil {
+	if err := boot.Stage(full); err != nil {
 		return a.again(ctx, deniedPause, errors.Join(err, boot.Clear()))
 	}
 	return a.finish(ctx, boot)
@@ -138,10 +139,10 @@ func (a *agent) finish(ctx context.Context, boot nextboot.Boot) error {
 		why := errors.New("the last run ended before the config was on the boot partition")
 		return a.again(ctx, rebootPause, errors.Join(why, boot.Clear()))
 	}
-	if err := boot.WriteNote(); err != nil {
+	if err := boot.WriteMarker(); err != nil {
 		return err
 	}
-	a.console.Step("the whole config is on the boot partition; rebooting, so that Ignition applies it")
+	a.console.Step("the full config is on the boot partition; rebooting, so that Ignition applies it")
 	return a.reboot(ctx)
 }
 
@@ -165,23 +166,9 @@ func systemctlReboot(ctx context.Context) error {
 	return errors.New("stopped for the reboot")
 }
 
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return fmt.Errorf("interrupted: %w", ctx.Err())
-	case <-time.After(d):
-		return nil
-	}
-}
-
-// lateTarget returns the server and the authorities of the pointer config that the pre-approved config
+// realRootTarget returns the server and the authorities of the pointer config that the pre-approved config
 // has.
-func (a *agent) lateTarget() (flow.Target, []*x509.Certificate, error) {
+func (a *agent) realRootTarget() (flow.Target, []*x509.Certificate, error) {
 	var none flow.Target
 	raw, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.PointerFile))
 	if err != nil {
@@ -211,7 +198,7 @@ func (a *agent) lateTarget() (flow.Target, []*x509.Certificate, error) {
 func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t flow.Target,
 	authorities []*x509.Certificate) (*flow.Grant, error) {
 	for {
-		grant, err := a.attestLate(ctx, machine, t, authorities)
+		grant, err := a.attestInRealRoot(ctx, machine, t, authorities)
 		if err == nil {
 			return grant, nil
 		}
@@ -231,14 +218,14 @@ func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t fl
 	}
 }
 
-// attestLate attests with what the machine can prove now: its TPM may appear late.
-func (a *agent) attestLate(ctx context.Context, machine platform.Machine, t flow.Target,
+// attestInRealRoot attests with what the machine can prove now: its TPM may appear late.
+func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, t flow.Target,
 	authorities []*x509.Certificate) (*flow.Grant, error) {
 	f, done, err := a.newFlow(ctx, machine, authorities)
 	if err != nil {
 		return nil, err
 	}
-	f.Accept = wholeAccept
+	f.Accept = acceptConfig
 	grant, err := f.Run(ctx, t)
 	if err := errors.Join(err, done()); err != nil {
 		return nil, err
@@ -246,11 +233,11 @@ func (a *agent) attestLate(ctx context.Context, machine platform.Machine, t flow
 	return grant, nil
 }
 
-// fetchWhole fetches the whole config with the token, and returns what Ignition will apply. With an
+// fetchFullConfig fetches the full config with the token, and returns what Ignition will apply. With an
 // error it returns the pause until the next attempt.
-func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target, g *flow.Grant) (
-	whole []byte, pause time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, wholeTime)
+func (a *agent) fetchFullConfig(ctx context.Context, d *client.Dialer, t flow.Target, g *flow.Grant) (
+	full []byte, pause time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTime)
 	defer cancel()
 	httpClient := d.HTTPClient()
 	// A redirect would send the token to another server.
@@ -261,11 +248,11 @@ func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target,
 		if err == nil {
 			// Ignition would fail at a broken config in a boot that has no way back.
 			if _, err := pointer.Parse(raw); err != nil {
-				return nil, deniedPause, fmt.Errorf("the whole config: %w", err)
+				return nil, deniedPause, fmt.Errorf("the full config: %w", err)
 			}
-			a.console.Step("received the whole config")
-			whole, err := firstboot.Whole(raw)
-			return whole, deniedPause, err
+			a.console.Step("received the full config")
+			full, err := firstboot.Full(raw)
+			return full, deniedPause, err
 		}
 		if !temporary {
 			return nil, deniedPause, err
@@ -283,25 +270,25 @@ func (a *agent) fetchWhole(ctx context.Context, d *client.Dialer, t flow.Target,
 func fetchOnce(ctx context.Context, c *http.Client, url string, g *flow.Grant) (raw []byte, temporary bool, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, false, fmt.Errorf("fetch the whole config: %w", client.Plain(err))
+		return nil, false, fmt.Errorf("fetch the full config: %w", client.Plain(err))
 	}
 	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
-	req.Header.Set("Accept", wholeAccept)
+	req.Header.Set("Accept", acceptConfig)
 	req.Header.Set("User-Agent", agentVersion())
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, true, fmt.Errorf("fetch the whole config: %w", client.Plain(err))
+		return nil, true, fmt.Errorf("fetch the full config: %w", client.Plain(err))
 	}
 	defer resp.Body.Close() //nolint:errcheck // it was only read
 	if code := resp.StatusCode; code != http.StatusOK {
-		return nil, code >= 500 || client.Passing(code), fmt.Errorf("fetch the whole config: HTTP status %d", code)
+		return nil, code >= 500 || client.Passing(code), fmt.Errorf("fetch the full config: HTTP status %d", code)
 	}
 	raw, err = io.ReadAll(io.LimitReader(resp.Body, pointer.MaxSize+1))
 	if err != nil {
-		return nil, true, fmt.Errorf("fetch the whole config: %w", client.Plain(err))
+		return nil, true, fmt.Errorf("fetch the full config: %w", client.Plain(err))
 	}
 	if len(raw) > pointer.MaxSize {
-		return nil, false, fmt.Errorf("fetch the whole config: it has more than %d bytes", pointer.MaxSize)
+		return nil, false, fmt.Errorf("fetch the full config: it has more than %d bytes", pointer.MaxSize)
 	}
 	return raw, false, nil
 }

@@ -25,7 +25,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-const wholeConfig = `{"ignition":{"version":"3.3.0"},"storage":{"files":[{"path":"/etc/secret","contents":{"source":"data:,s"}}]}}`
+const fullConfig = `{"ignition":{"version":"3.3.0"},"storage":{"files":[{"path":"/etc/secret","contents":{"source":"data:,s"}}]}}`
 
 var (
 	errRebooted = errors.New("rebooted")
@@ -93,7 +93,7 @@ func newStock(t *testing.T) *stock {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.gets++
-		_, _ = w.Write([]byte(wholeConfig))
+		_, _ = w.Write([]byte(fullConfig))
 		return true
 	}
 	m.verifier.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
@@ -142,7 +142,7 @@ func (m *stock) powerOn() {
 	}
 }
 
-// ignition applies the config in /boot: the whole one, and the files of the one after it.
+// ignition applies the config in /boot: the full one, and the files of the one after it.
 func (m *stock) ignition() {
 	m.t.Helper()
 	type ignitionConfig struct {
@@ -171,7 +171,7 @@ func (m *stock) ignition() {
 	if err != nil || len(outer.Ignition.Config.Merge) != 2 {
 		m.t.Fatalf("Ignition found %q: %v", raw, err)
 	}
-	if inner := decode(outer.Ignition.Config.Merge[0].Source); string(inner) != wholeConfig {
+	if inner := decode(outer.Ignition.Config.Merge[0].Source); string(inner) != fullConfig {
 		m.t.Fatalf("Ignition would merge %q", inner)
 	}
 	if err := json.Unmarshal(decode(outer.Ignition.Config.Merge[1].Source), &own); err != nil {
@@ -238,14 +238,14 @@ func (m *stock) state() string {
 	return string(raw)
 }
 
-// wantWhole boots until Ignition has applied the whole config.
-func (m *stock) wantWhole(boots int) {
+// wantFullConfig boots until Ignition has applied the full config.
+func (m *stock) wantFullConfig(boots int) {
 	m.t.Helper()
 	m.step, m.reboot, m.pause = nil, nil, nil
 	for range boots {
 		m.powerOn()
 		err := m.run()
-		if m.state() == firstboot.WholeConfig {
+		if m.state() == firstboot.FullConfig {
 			if err != nil || len(m.left()) > 0 || !strings.Contains(m.out.String(), "capped PCR 11") {
 				m.t.Errorf("after Ignition: %v, left %v\n%s", err, m.left(), m.out.String())
 			}
@@ -255,10 +255,10 @@ func (m *stock) wantWhole(boots int) {
 			m.t.Fatalf("%v\n%s", err, m.out.String())
 		}
 	}
-	m.t.Fatalf("no whole config after %d boots", boots)
+	m.t.Fatalf("no full config after %d boots", boots)
 }
 
-func TestFirstboot_FromThePreApprovedToTheWholeConfig(t *testing.T) {
+func TestFirstboot_FromThePreApprovedToTheFullConfig(t *testing.T) {
 	m := newStock(t)
 	if err := m.run(); !errors.Is(err, errRebooted) {
 		t.Fatalf("%v\n%s", err, m.out.String())
@@ -269,7 +269,7 @@ func TestFirstboot_FromThePreApprovedToTheWholeConfig(t *testing.T) {
 	if claims := m.verifier.Claims(); len(claims) != 1 || !strings.Contains(claims[0], `"stage":"RealRoot"`) {
 		t.Errorf("claims %q", claims)
 	}
-	for _, want := range []string{"attested as machine default/worker-0", "capped PCR 11", "received the whole config",
+	for _, want := range []string{"attested as machine default/worker-0", "capped PCR 11", "received the full config",
 		"rebooting, so that Ignition applies it"} {
 		if !strings.Contains(m.out.String(), want) {
 			t.Errorf("no %q in\n%s", want, m.out.String())
@@ -278,7 +278,7 @@ func TestFirstboot_FromThePreApprovedToTheWholeConfig(t *testing.T) {
 	if strings.Contains(m.out.String(), verifiertest.Token) {
 		t.Error("the token is on the console")
 	}
-	m.wantWhole(1)
+	m.wantFullConfig(1)
 	m.powerOn()
 	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") || m.gets != 1 {
 		t.Errorf("on a later boot: %v, %d uses\n%s", err, m.gets, m.out.String())
@@ -302,7 +302,7 @@ func TestFirstboot_PowerLossAfterEachStep(t *testing.T) {
 		"with half a config":          {func(m *stock) { m.step = killAt("temporary") }, 2, 2},
 		"with a config, without flag": {func(m *stock) { m.step = killAt("config") }, 2, 2},
 		"with config and flag":        {func(m *stock) { m.step = killAt("flag") }, 1, 1},
-		"with the note":               {func(m *stock) { m.step = killAt("note") }, 1, 1},
+		"with the marker":             {func(m *stock) { m.step = killAt("marker") }, 1, 1},
 		"before the reboot":           {func(m *stock) { m.reboot = func(context.Context) error { return errKilled } }, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -315,7 +315,7 @@ func TestFirstboot_PowerLossAfterEachStep(t *testing.T) {
 				t.Fatalf("not killed: %v\n%s", err, m.out.String())
 			}
 			m.answer(nil, nil)
-			m.wantWhole(c.boots)
+			m.wantFullConfig(c.boots)
 			if m.gets != c.gets {
 				t.Errorf("%d uses of tokens instead of %d", m.gets, c.gets)
 			}
@@ -334,7 +334,7 @@ func killAt(step string) func(string) error {
 
 // A process that is killed, and started again in the same boot, cannot attest again.
 func TestFirstboot_KilledAndStartedAgain(t *testing.T) {
-	for _, step := range []string{"folder", "temporary", "config", "flag", "note"} {
+	for _, step := range []string{"folder", "temporary", "config", "flag", "marker"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			m := newStock(t)
@@ -343,15 +343,15 @@ func TestFirstboot_KilledAndStartedAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.step = nil
-			whole := step == "flag" || step == "note"
+			full := step == "flag" || step == "marker"
 			err := m.run()
-			if !errors.Is(err, errRebooted) || (len(m.left()) == 0) == whole || (len(m.pauses) == 0) != whole {
+			if !errors.Is(err, errRebooted) || (len(m.left()) == 0) == full || (len(m.pauses) == 0) != full {
 				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
 			}
 			if n := len(m.verifier.Claims()); n != 1 {
 				t.Errorf("%d attestations in one boot", n)
 			}
-			m.wantWhole(2)
+			m.wantFullConfig(2)
 		})
 	}
 }
@@ -376,7 +376,7 @@ func TestFirstboot_DeniedMachineWaits(t *testing.T) {
 		!strings.Contains(m.out.String(), "hint: this machine's TPM, boot chain") {
 		t.Errorf("it does not say why it waits:\n%s", m.out.String())
 	}
-	m.wantWhole(1)
+	m.wantFullConfig(1)
 }
 
 // After the cap only the next boot can attest, so the machine reboots, and leaves no config behind.
@@ -400,7 +400,7 @@ func TestFirstboot_NoConfigAfterTheToken(t *testing.T) {
 				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
 			}
 			m.answer(nil, nil)
-			m.wantWhole(2)
+			m.wantFullConfig(2)
 		})
 	}
 }
@@ -421,7 +421,7 @@ func TestFirstboot_StopsIfIgnitionIgnoresTheConfig(t *testing.T) {
 	if !errors.Is(err, errNotApplied) || len(m.left()) > 0 || len(m.verifier.Claims()) != 1 {
 		t.Fatalf("%v, left %v", err, m.left())
 	}
-	m.wantWhole(2)
+	m.wantFullConfig(2)
 }
 
 // The gate says before the cap that it has no config that this machine reads. Otherwise the machine would
@@ -446,7 +446,7 @@ func TestFirstboot_AsksForTheVersionThatItWillFetch(t *testing.T) {
 	if n := strings.Count(m.out.String(), "rebooting in"); n > 0 {
 		t.Errorf("it rebooted without a config\n%s", m.out.String())
 	}
-	m.wantWhole(1)
+	m.wantFullConfig(1)
 }
 
 // The driver of the TPM is loaded after the first attempt.

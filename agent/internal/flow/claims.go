@@ -28,9 +28,6 @@ type claims struct {
 	Stage      string `json:"stage,omitempty"`
 }
 
-// RealRoot is the claim of a machine that attests in the real root. In the initramfs there is none.
-const RealRoot = "RealRoot"
-
 // Claims returns the claims as JSON. It omits what cannot be read.
 func Claims(p paths.Paths, platform, providerID, stage string) []byte {
 	c := claims{BootID: word(p.BootID), Platform: platform, ProviderID: providerID,

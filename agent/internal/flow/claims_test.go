@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 )
 
 func TestClaims(t *testing.T) {
@@ -26,7 +27,7 @@ func TestClaims(t *testing.T) {
 	write(p.SMBIOSUUID, "4C4C4544-0000-0000-0000-000000000000\n")
 	write(filepath.Join(p.Network, "lo", "address"), "00:00:00:00:00:00\n")
 	write(filepath.Join(p.Network, "eth0", "address"), "52:54:00:12:34:56\n")
-	raw := flow.Claims(p, "aws", "aws:///eu-central-1a/i-0123456789abcdef0", flow.RealRoot)
+	raw := flow.Claims(p, "aws", "aws:///eu-central-1a/i-0123456789abcdef0", firstboot.RealRoot)
 	for _, part := range []string{
 		`"bootID":"8d2f7f3e-0000-4000-8000-000000000000"`, `"macs":["52:54:00:12:34:56"]`,
 		`"platform":"aws"`, `"providerID":"aws:///eu-central-1a/i-0123456789abcdef0"`,
@@ -41,7 +42,7 @@ func TestClaims(t *testing.T) {
 		write(filepath.Join(p.Network, fmt.Sprintf("veth%d", i), "address"),
 			fmt.Sprintf("52:54:00:00:%02x:%02x", i/256, i%256))
 	}
-	raw = flow.Claims(p, "aws", "aws:///eu-central-1a/i-0123456789abcdef0", flow.RealRoot)
+	raw = flow.Claims(p, "aws", "aws:///eu-central-1a/i-0123456789abcdef0", firstboot.RealRoot)
 	if len(raw) > 4096 || !json.Valid(raw) {
 		t.Errorf("%d bytes", len(raw))
 	}

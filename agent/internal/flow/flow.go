@@ -117,7 +117,7 @@ type Flow struct {
 	// Accept is the Accept header of the request that will follow for the config; empty means that of
 	// Ignition.
 	Accept string
-	// Sleep pauses; nil means a real pause.
+	// Sleep pauses; nil means [Pause].
 	Sleep func(context.Context, time.Duration) error
 	// Offline reports whether an error arose before the network was up; nil means [client.Offline].
 	Offline func(error) bool
@@ -222,7 +222,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		}
 		f.waiting(err, wait)
 		if err := f.sleep(ctx, wait); err != nil {
-			return nil, fmt.Errorf("interrupted: %w", err)
+			return nil, err
 		}
 	}
 }

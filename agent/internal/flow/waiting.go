@@ -47,6 +47,13 @@ func (f *Flow) waiting(err error, pause time.Duration) {
 	}
 }
 
+func (f *Flow) sleep(ctx context.Context, d time.Duration) error {
+	if f.Sleep != nil {
+		return f.Sleep(ctx, d)
+	}
+	return Pause(ctx, d)
+}
+
 func (f *Flow) offline(err error) bool {
 	if f.Offline != nil {
 		return f.Offline(err)
@@ -54,13 +61,11 @@ func (f *Flow) offline(err error) bool {
 	return client.Offline(err)
 }
 
-func (f *Flow) sleep(ctx context.Context, d time.Duration) error {
-	if f.Sleep != nil {
-		return f.Sleep(ctx, d)
-	}
+// Pause waits. It ends early with an error if the context ends.
+func Pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("interrupted: %w", ctx.Err())
 	case <-time.After(d):
 		return nil
 	}

@@ -8,9 +8,9 @@
 //	ignition/config.ign   the config, mode 0600. The initramfs copies it to Ignition's user.ign
 //	ignition.firstboot    empty. GRUB then starts the kernel with ignition.firstboot
 //
-// [Boot.Stage] writes them in this order, each of them durably, and then a note that this boot
+// [Boot.Stage] writes them in this order, each of them durably, and then a marker that this boot
 // staged a config. So after a crash at any point the next boot is either an ordinary one, or one in
-// which Ignition applies the whole config. [Boot.Clear] removes what is left. Both may run again.
+// which Ignition applies the full config. [Boot.Clear] removes what is left. Both may run again.
 //
 // The config is secret. It is on the boot partition from Stage until Ignition has applied it.
 package nextboot
@@ -24,6 +24,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 )
 
 const (
@@ -41,8 +43,8 @@ const minFree = 32 << 20
 type Boot struct {
 	// Dir is where it is mounted.
 	Dir string
-	// Note is a file on the root file system, which has the id of the boot that staged a config.
-	Note string
+	// Marker is a file on the root file system, which has the id of the boot that staged a config.
+	Marker string
 	// BootID is the id of this boot.
 	BootID string
 
@@ -100,7 +102,7 @@ func (b Boot) Stage(content []byte) error {
 			return errors.Join(os.Rename(filepath.Join(dir, temporary), filepath.Join(dir, config)), sync(dir))
 		}},
 		{"flag", func() error { return errors.Join(write(filepath.Join(b.Dir, flag), nil), sync(b.Dir)) }},
-		{"note", b.WriteNote},
+		{"marker", b.WriteMarker},
 	} {
 		err := s.do()
 		if err == nil && b.Step != nil {
@@ -113,26 +115,26 @@ func (b Boot) Stage(content []byte) error {
 	return nil
 }
 
-// WriteNote writes the note, after which the machine only has to boot again.
-func (b Boot) WriteNote() error {
-	if err := os.MkdirAll(filepath.Dir(b.Note), 0o755); err != nil {
+// WriteMarker writes the marker, after which the machine only has to boot again.
+func (b Boot) WriteMarker() error {
+	if err := os.MkdirAll(filepath.Dir(b.Marker), 0o755); err != nil {
 		return err
 	}
-	return errors.Join(write(b.Note, []byte(b.BootID)), sync(filepath.Dir(b.Note)))
+	return errors.Join(write(b.Marker, []byte(b.BootID)), sync(filepath.Dir(b.Marker)))
 }
 
 // Staged reports whether the next boot applies a config.
 func (b Boot) Staged() bool {
-	return exists(filepath.Join(b.Dir, folder, config)) && exists(filepath.Join(b.Dir, flag))
+	return paths.Exists(filepath.Join(b.Dir, folder, config)) && paths.Exists(filepath.Join(b.Dir, flag))
 }
 
-// Ignored reports whether an earlier boot staged a config completely.
-func (b Boot) Ignored() bool {
-	id, err := os.ReadFile(b.Note)
+// StagedEarlier reports whether an earlier boot staged a config completely.
+func (b Boot) StagedEarlier() bool {
+	id, err := os.ReadFile(b.Marker)
 	return err == nil && !bytes.Equal(id, []byte(b.BootID))
 }
 
-// Clear removes a config, complete or not, and its note. The flag goes first, so that no boot finds a
+// Clear removes a config, complete or not, and its marker. The flag goes first, so that no boot finds a
 // flag without its config. Without any of them, Clear does not write to the boot partition.
 func (b Boot) Clear() error {
 	dir := filepath.Join(b.Dir, folder)
@@ -142,7 +144,7 @@ func (b Boot) Clear() error {
 	}
 	var errs []error
 	for _, file := range left {
-		if !exists(file) {
+		if !paths.Exists(file) {
 			continue
 		}
 		if err := b.writable(); err != nil {
@@ -157,7 +159,7 @@ func (b Boot) Clear() error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the staged config: %w", err)
 	}
-	return remove(b.Note)
+	return remove(b.Marker)
 }
 
 // write writes a file with mode 0600, durably.
@@ -181,11 +183,6 @@ func sync(dir string) error {
 		err = nil
 	}
 	return errors.Join(err, f.Close())
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 func remove(path string) error {

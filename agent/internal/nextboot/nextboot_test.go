@@ -15,7 +15,7 @@ import (
 func newBoot(t *testing.T) nextboot.Boot {
 	t.Helper()
 	dir := t.TempDir()
-	b := nextboot.Boot{Dir: filepath.Join(dir, "boot"), Note: filepath.Join(dir, "etc", "staged"), BootID: "one"}
+	b := nextboot.Boot{Dir: filepath.Join(dir, "boot"), Marker: filepath.Join(dir, "etc", "staged"), BootID: "one"}
 	if err := os.Mkdir(b.Dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestStage_WritesTheConfigBeforeTheFlag(t *testing.T) {
 	if err := b.Prepare(); err != nil {
 		t.Fatal(err)
 	}
-	if got := list(t, b); len(got) != 0 || b.Staged() || b.Ignored() {
+	if got := list(t, b); len(got) != 0 || b.Staged() || b.StagedEarlier() {
 		t.Fatalf("before: %v", got)
 	}
 	if err := b.Stage([]byte("a secret")); err != nil {
@@ -62,31 +62,31 @@ func TestStage_WritesTheConfigBeforeTheFlag(t *testing.T) {
 	if raw, err := os.ReadFile(filepath.Join(b.Dir, "ignition.firstboot")); err != nil || len(raw) != 0 {
 		t.Errorf("the flag has %q, %v", raw, err)
 	}
-	if !b.Staged() || b.Ignored() {
+	if !b.Staged() || b.StagedEarlier() {
 		t.Error("not staged by this boot")
 	}
-	if b.BootID = "two"; !b.Ignored() {
-		t.Error("the next boot does not see that its config was ignored")
+	if b.BootID = "two"; !b.StagedEarlier() {
+		t.Error("the next boot does not see that an earlier boot staged a config")
 	}
 	if err := errors.Join(b.Clear(), b.Clear()); err != nil {
 		t.Fatal(err)
 	}
-	if got := list(t, b); len(got) != 0 || b.Staged() || b.Ignored() {
+	if got := list(t, b); len(got) != 0 || b.Staged() || b.StagedEarlier() {
 		t.Errorf("after: %v", got)
 	}
 }
 
-// A crash after any step leaves no flag without a whole config, and nothing that Clear does not remove.
+// A crash after any step leaves no flag without a full config, and nothing that Clear does not remove.
 func TestStage_CrashAfterEachStep(t *testing.T) {
 	crash := errors.New("power loss")
-	for _, at := range []string{"folder", "temporary", "config", "flag", "note"} {
+	for _, at := range []string{"folder", "temporary", "config", "flag", "marker"} {
 		t.Run(at, func(t *testing.T) {
 			b := newBoot(t)
 			b.Step = func(name string) error {
 				got := list(t, b)
 				flagged := slices.Contains(got, "ignition.firstboot")
 				config, _ := os.ReadFile(filepath.Join(b.Dir, "ignition", "config.ign"))
-				if flagged != (name == "flag" || name == "note") || flagged && string(config) != "a secret" {
+				if flagged != (name == "flag" || name == "marker") || flagged && string(config) != "a secret" {
 					t.Errorf("after %s: %v, config %q", name, got, config)
 				}
 				if name == at {
@@ -101,7 +101,7 @@ func TestStage_CrashAfterEachStep(t *testing.T) {
 			if err := b.Clear(); err != nil {
 				t.Fatal(err)
 			}
-			if got := list(t, b); len(got) != 0 || b.Ignored() {
+			if got := list(t, b); len(got) != 0 || b.StagedEarlier() {
 				t.Errorf("left: %v", got)
 			}
 			b.Step = nil

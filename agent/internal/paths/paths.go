@@ -95,6 +95,12 @@ func Variables() map[string]string {
 	return out
 }
 
+// Exists reports whether a path exists, also as a link that leads nowhere.
+func Exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // Own returns the path of a file in the agent's own folder.
 func (p Paths) Own(elem ...string) string {
 	return filepath.Join(append([]string{p.Run}, elem...)...)

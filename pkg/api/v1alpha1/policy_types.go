@@ -2,7 +2,11 @@
 
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+)
 
 // AttestationPolicy defines what the machines of some pools must prove.
 //
@@ -138,7 +142,7 @@ type Stage string
 // The stages.
 const (
 	StageInitramfs Stage = "Initramfs"
-	StageRealRoot  Stage = "RealRoot"
+	StageRealRoot  Stage = firstboot.RealRoot
 )
 
 // Binding ties evidence to a connection.

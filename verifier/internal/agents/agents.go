@@ -29,8 +29,6 @@ import (
 )
 
 const (
-	// prefix is that of the files' names; the architecture in Go's notation follows.
-	prefix = "mcs-attest-agent-"
 	// maxSize is the maximum size of a file in bytes.
 	maxSize = 64 << 20
 	// minRate is the minimum number of bytes per second that a client must read, on average, after
@@ -63,7 +61,7 @@ func Open(dir string) (*Files, error) {
 	}
 	f := &Files{hashes: map[string]string{}, files: map[string]opened{}}
 	for _, e := range entries {
-		arch, ok := strings.CutPrefix(e.Name(), prefix)
+		arch, ok := strings.CutPrefix(e.Name(), firstboot.AgentPrefix)
 		if _, known := firstboot.Architectures[arch]; !ok || !known {
 			continue
 		}
@@ -72,7 +70,7 @@ func Open(dir string) (*Files, error) {
 		}
 	}
 	if len(f.files) == 0 {
-		return nil, fmt.Errorf("open the agents: %s has no file %sARCH, such as %samd64", dir, prefix, prefix)
+		return nil, fmt.Errorf("open the agents: %s has no file %sARCH, such as %[2]samd64", dir, firstboot.AgentPrefix)
 	}
 	return f, nil
 }
@@ -106,7 +104,7 @@ func (f *Files) Hashes(architectures ...string) (map[string]string, error) {
 	for _, arch := range architectures {
 		sum, ok := f.hashes[arch]
 		if !ok {
-			return nil, fmt.Errorf("there is no agent %s%s; there are those of %s", prefix, arch,
+			return nil, fmt.Errorf("there is no agent %s%s; there are those of %s", firstboot.AgentPrefix, arch,
 				strings.Join(slices.Sorted(maps.Keys(f.hashes)), ", "))
 		}
 		all[arch] = sum

@@ -85,7 +85,7 @@ func (s *Server) preApproved() http.Handler {
 	if s.agents == nil {
 		return configs
 	}
-	var cache carried
+	var cache agentConfigs
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		plain, err := configs.Config(pool, accept)
 		if err != nil {
@@ -102,19 +102,19 @@ func (s *Server) preApproved() http.Handler {
 		if err != nil {
 			return nil, reason.Wrap(reason.ConfigUnavailable, err, "read the CA of the agent's pointer config")
 		}
-		carrying, err := cache.get(carriedKey{pool, plain}, authorities, func() (*gate.Rendered, error) {
-			return s.carry(pool, plain, authorities)
+		carrying, err := cache.get(agentConfigKey{pool, plain}, authorities, func() (*gate.Rendered, error) {
+			return s.withAgent(pool, plain, authorities)
 		})
 		if err != nil {
 			return nil, err
 		}
-		// A client below firstboot.Version cannot check the agent's hash. Without the agent, nothing would
+		// A client below specification 3.1 cannot check the agent's hash. Without the agent, nothing would
 		// cap PCR 11, so it receives no config.
 		return carrying.As(accept)
 	}}
 }
 
-func (s *Server) carry(pool string, plain *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
+func (s *Server) withAgent(pool string, plain *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
 	hashes, err := s.agents.Hashes(s.Config.Agents.Architectures...)
 	if err != nil {
 		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", pool)
@@ -123,7 +123,7 @@ func (s *Server) carry(pool string, plain *gate.Rendered, authorities []byte) (*
 	if err != nil {
 		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", pool)
 	}
-	raw, err := firstboot.Config(plain.Bytes(), firstboot.Carried{
+	raw, err := firstboot.Config(plain.Bytes(), firstboot.AgentConfig{
 		Origin: s.Config.Issuer(), Agents: hashes, Pointer: own,
 	})
 	if err != nil {
@@ -132,24 +132,24 @@ func (s *Server) carry(pool string, plain *gate.Rendered, authorities []byte) (*
 	return gate.NewRendered(raw)
 }
 
-// carried caches configs with the agent, so that a request makes none. The zero value is ready.
-type carried struct {
+// agentConfigs caches configs with the agent, so that a request makes none. The zero value is ready.
+type agentConfigs struct {
 	mu   sync.Mutex
 	ring [32]struct {
-		key         carriedKey
+		key         agentConfigKey
 		authorities []byte
 		config      *gate.Rendered
 	}
 	next int
 }
 
-// carriedKey names a config without the agent.
-type carriedKey struct {
+// agentConfigKey names a config without the agent.
+type agentConfigKey struct {
 	pool  string
 	plain *gate.Rendered
 }
 
-func (c *carried) get(key carriedKey, authorities []byte, make func() (*gate.Rendered, error)) (*gate.Rendered, error) {
+func (c *agentConfigs) get(key agentConfigKey, authorities []byte, make func() (*gate.Rendered, error)) (*gate.Rendered, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.ring {
