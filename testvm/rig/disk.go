@@ -21,11 +21,11 @@ func (r *Rig) rootFiles() map[string]string {
 	r.t.Helper()
 	init, err := guestFiles.ReadFile("guest/init")
 	r.fatal(err, "guest init")
-	script, err := guestFiles.ReadFile("guest/99rig/rig-look")
+	script, err := guestFiles.ReadFile("guest/99rig/rig-scan")
 	r.fatal(err, "guest files")
 	return map[string]string{
 		"sbin/init":          string(init),
-		"bin/rig-look":       string(script),
+		"bin/rig-scan":       string(script),
 		"etc/os-release":     "ID=rig\nNAME=rig\nVERSION_ID=1\n",
 		"etc/passwd":         "root:x:0:0:root:/root:/bin/sh\n",
 		"etc/group":          "root:x:0:\n",

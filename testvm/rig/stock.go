@@ -38,7 +38,7 @@ func (r *Rig) StockImage() VerifierConfig {
 func (r *Rig) preApproved() string {
 	r.t.Helper()
 	var files []any
-	for path, from := range map[string]string{"/etc/rig-again": "rig-again", "/etc/rig-bin/systemctl": "systemctl"} {
+	for path, from := range map[string]string{"/etc/rig-realroot": "rig-realroot", "/etc/rig-bin/systemctl": "systemctl"} {
 		content, err := guestFiles.ReadFile("guest/stock/" + from)
 		r.fatal(err, "guest files")
 		files = append(files, map[string]any{"path": path, "mode": 0o755, "overwrite": true, "contents": map[string]any{

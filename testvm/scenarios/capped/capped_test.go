@@ -28,7 +28,7 @@ func TestAttack_T32_RootOnTheRunningMachineCannotAttest(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Root: map[string]string{
-		"etc/rig-again": again, "usr/bin/mcs-attest-agent": string(agent),
+		"etc/rig-realroot": again, "usr/bin/mcs-attest-agent": string(agent),
 	}})
 	node.WantProvisioned()
 	if !node.Said(`^rig: attesting again`) || node.Said(`^rig: the agent ended with 0`) {

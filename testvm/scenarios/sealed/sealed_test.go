@@ -61,7 +61,7 @@ func TestSealedVolumeOpensBeforeTheCapOnFirstAndLaterBoots(t *testing.T) {
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
 	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Sealed: true}, Volume: r.NewVolume(),
-		Cmdline: rig.OpenSealed + " " + rig.Seal("7+11"), Root: map[string]string{"etc/rig-again": printVolumes}}
+		Cmdline: rig.OpenSealed + " " + rig.Seal("7+11"), Root: map[string]string{"etc/rig-realroot": printVolumes}}
 	later := first
 	later.LaterBoot, later.Cmdline = true, rig.OpenSealed
 	firstAndLaterBoot(t, r, v, first, later)
@@ -76,7 +76,7 @@ func TestSealedVolumeOpensThroughShimAndGRUB(t *testing.T) {
 	initrd := rig.Initrd{Sealed: true}
 	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), SecureBoot: true, Volume: r.NewVolume(),
 		GRUB: &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed + " " + rig.Seal("7+11")},
-		Root: map[string]string{"etc/rig-again": printVolumes}}
+		Root: map[string]string{"etc/rig-realroot": printVolumes}}
 	later := first
 	later.LaterBoot, later.GRUB = true, &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed}
 	firstAndLaterBoot(t, r, v, first, later)
@@ -110,7 +110,7 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
 	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), UKI: &image, SecureBoot: true, Volume: r.NewVolume(),
-		Root: map[string]string{"etc/rig-again": printVolumes}}
+		Root: map[string]string{"etc/rig-realroot": printVolumes}}
 	node := r.Boot(first)
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
@@ -132,7 +132,7 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	later.Root = r.Programs("/sbin/cryptsetup", "/lib/systemd/systemd-pcrphase",
 		library+"cryptsetup/libcryptsetup-token-systemd-tpm2.so", library+"libtss2-esys.so.0",
 		library+"libtss2-rc.so.0", library+"libtss2-mu.so.0", library+"libtss2-tcti-device.so.0")
-	maps.Copy(later.Root, map[string]string{"etc/rig-again": openInEachPhase})
+	maps.Copy(later.Root, map[string]string{"etc/rig-realroot": openInEachPhase})
 	again := r.Boot(later)
 	again.Wait()
 	wantOpen(t, again)

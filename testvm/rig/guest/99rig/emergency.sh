@@ -3,7 +3,7 @@
 # Runs instead of an emergency shell, because of rd.shell=0.
 {
     echo
-    /usr/bin/rig-look emergency /run /etc /tmp
+    /usr/bin/rig-scan emergency /run /etc /tmp
     echo "rig: emergency"
 } > /dev/console
 sleep 1

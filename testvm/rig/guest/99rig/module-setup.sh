@@ -19,7 +19,7 @@ install() {
     inst_simple "$moddir/setfiles" /usr/sbin/setfiles
     inst_multiple journalctl grep find cat head
 
-    inst_simple "$moddir/rig-look" /usr/bin/rig-look
+    inst_simple "$moddir/rig-scan" /usr/bin/rig-scan
     inst_hook shutdown-emergency 10 "$moddir/emergency.sh"
     local unit
     for unit in rig-journal.service rig-probe.service; do
