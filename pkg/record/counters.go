@@ -9,12 +9,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// laterThan checks that a TPM's counters did not decrease since the recorded attestation. If they did, the TPM was
+// checkCounters checks that a TPM's counters did not decrease since the recorded attestation. If they did, the TPM was
 // cleared or set back to an earlier state, or it is a copy. The clock is only compared between two resets, because
 // virtual TPMs start it at zero on each boot. An earlier clock is that of an earlier quote, so it is not a conflict.
 //
 // The counters do not prove more than that: a reset of the TPM under a running system counts like a reboot.
-func laterThan(recorded, presented *v1alpha1.TPMCounters) error {
+func checkCounters(recorded, presented *v1alpha1.TPMCounters) error {
 	if recorded == nil || presented == nil {
 		return nil
 	}

@@ -103,7 +103,7 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 			return nil, err
 		}
 	}
-	back := laterThan(s.TPM, a.TPM)
+	back := checkCounters(s.TPM, a.TPM)
 	if a.Replayable && s.LastAttested != nil {
 		back = reason.Deny(reason.EvidenceUnacceptable,
 			"Machine %s attested before, and its evidence could be a copy: an instance document has no nonce", a.Machine)

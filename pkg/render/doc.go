@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package render renders MachineConfigPools from their MachineConfigs, as the
-// machine-config-operator does. It renders the whole config of a pool, and the
+// machine-config-operator does. It renders the full config of a pool, and the
 // pre-approved part, which every caller may have before its node is approved. The
 // renderedconfig controller and the command render use it.
 //
-// [Full] renders the whole config of a pool:
+// [Full] renders the full config of a pool:
 //   - The pool's selector selects its MachineConfigs. An empty selector selects none.
 //   - MachineConfigs with the role label "worker" come first, then the others, each group
 //     sorted by name. So a custom pool's settings override the workers'.

@@ -25,7 +25,7 @@ import (
 const goldenSets = 200
 
 // TestRandomSetsRenderAsInTheMachineConfigOperator compares with the names that the
-// operator's own code gave these sets. A name contains a hash of the whole config. The golden
+// operator's own code gave these sets. A name contains a hash of the full config. The golden
 // file differs from the operator only where docs/configs.md lists a difference. Ignition must
 // accept each file of each config.
 func TestRandomSetsRenderAsInTheMachineConfigOperator(t *testing.T) {

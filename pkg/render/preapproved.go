@@ -23,7 +23,7 @@ type Options struct {
 }
 
 // PreApproved renders the part of a pool's config that every caller may have. It has the
-// name of the whole config, so the whole config must render, too. The error is a denial,
+// name of the full config, so the full config must render, too. The error is a denial,
 // [reason.ConfigUnavailable]. It wraps an [*Exposed] if the part contains a secret.
 func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	p, chosen, err := in.usable(pool)

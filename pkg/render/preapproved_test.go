@@ -31,8 +31,8 @@ func TestChoices_ListThePreApprovedPart(t *testing.T) {
 	if len(c.Systemd.Units) != 1 || c.Systemd.Units[0].Name != "kubelet.service" || len(c.Passwd.Users) != 0 {
 		t.Errorf("units %v, users %v", c.Systemd.Units, c.Passwd.Users)
 	}
-	if whole := full(t, "worker", in); r.Config.Name != whole.Config.Name || !r.PreApproved || whole.PreApproved {
-		t.Errorf("%s is not the name of the whole config, %s", r.Config.Name, whole.Config.Name)
+	if complete := full(t, "worker", in); r.Config.Name != complete.Config.Name || !r.PreApproved || complete.PreApproved {
+		t.Errorf("%s is not the name of the full config, %s", r.Config.Name, complete.Config.Name)
 	}
 	if !r.Config.Spec.FIPS {
 		t.Error("a node cannot turn FIPS mode on later, but it is left out")
@@ -149,9 +149,9 @@ func definitionsOf(t *testing.T, r *render.Rendered) map[string]string {
 	return out
 }
 
-func TestPreApproved_IsAStrictSubsetOfTheWhole(t *testing.T) {
+func TestPreApproved_IsAStrictSubsetOfTheFullConfig(t *testing.T) {
 	// Random pools whose MachineConfigs do not override each other. The part is a strict subset
-	// of the whole with the same values, and has nothing that is not allowed.
+	// of the full config with the same values, and has nothing that is not allowed.
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		var configs []string
@@ -171,15 +171,15 @@ func TestPreApproved_IsAStrictSubsetOfTheWhole(t *testing.T) {
 			}
 		}
 		in := cluster(t, configs...)
-		whole, part := full(t, "worker", in), preApproved(t, "worker", in)
-		all, some := definitionsOf(t, whole), definitionsOf(t, part)
+		complete, part := full(t, "worker", in), preApproved(t, "worker", in)
+		all, some := definitionsOf(t, complete), definitionsOf(t, part)
 		for key, value := range some {
 			if all[key] != value {
-				t.Errorf("seed %d: %s is %s in the part and %s in the whole", seed, key, value, all[key])
+				t.Errorf("seed %d: %s is %s in the part and %s in the full config", seed, key, value, all[key])
 			}
 		}
 		if len(some) >= len(all) {
-			t.Errorf("seed %d: the part is not less than the whole", seed)
+			t.Errorf("seed %d: the part is not less than the full config", seed)
 		}
 		for i, text := range configs {
 			_, inside := some[fmt.Sprintf("file /etc/probe/%d", i)]
@@ -187,7 +187,7 @@ func TestPreApproved_IsAStrictSubsetOfTheWhole(t *testing.T) {
 				t.Errorf("seed %d: config %d is inside: %t", seed, i, inside)
 			}
 		}
-		if got, want := len(part.Origins)+len(part.Left), len(whole.Origins); got != want {
+		if got, want := len(part.Origins)+len(part.Left), len(complete.Origins); got != want {
 			t.Errorf("seed %d: %d parts are explained of %d", seed, got, want)
 		}
 	}

@@ -36,7 +36,7 @@ const (
 	Kernel64kPages = "64k-pages"
 )
 
-// Full renders the whole config of a pool. The error is a denial, [reason.ConfigUnavailable].
+// Full renders the full config of a pool. The error is a denial, [reason.ConfigUnavailable].
 func Full(pool string, in Input) (*Rendered, error) {
 	p, chosen, err := in.usable(pool)
 	if err != nil {

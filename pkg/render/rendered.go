@@ -12,7 +12,7 @@ type Rendered struct {
 	Pool string
 	// PreApproved reports that this is the pre-approved part.
 	PreApproved bool
-	// Config is the merged MachineConfig. Its name is that of the whole config as the
+	// Config is the merged MachineConfig. Its name is that of the full config as the
 	// machine-config-controller would name it (rendered-<pool>-<hash>); spec.config is
 	// the merged Ignition config, of specification 3.5.
 	Config *mcfgv1.MachineConfig
