@@ -21,6 +21,7 @@ func TestRedeemable(t *testing.T) {
 		"long after it was created":    {func(w *fixture) { w.rules.Now = modified.Add(1000 * time.Hour) }, 0},
 		"the Machine was deleted":      {func(w *fixture) { w.in.Machines = nil }, reason.MachineNotFound},
 		"the Machine is being deleted": {func(w *fixture) { w.m.Deleting = true }, reason.MachineDeleting},
+		"the Machine has failed":       {func(w *fixture) { w.m.Phase = "Failed" }, reason.MachineDeleting},
 		"the Machine has joined":       {func(w *fixture) { w.m.NodeRef = "n" }, reason.MachineJoined},
 		"another pool":                 {func(w *fixture) { w.rules.Pool = "master" }, reason.MachinePool},
 		"quarantined": {func(w *fixture) {

@@ -231,10 +231,12 @@ func (b *builder) attach(e *Enrollment) {
 	}
 	b.combine(m, e)
 	m.quarantined = m.quarantined || e.Spec.Quarantined
-	if want := e.Spec.ExpectedProviderID; want != "" && m.ProviderID != "" &&
-		NormalProviderID(want) != NormalProviderID(m.ProviderID) {
-		b.warn(e.source, fmt.Sprintf("expectedProviderID is %q, but Machine %s has %q", want, m, m.ProviderID),
-			"correct one of them; until then the Machine cannot attest with a cloud's evidence")
+	if want := e.Spec.ExpectedProviderID; want != "" {
+		m.expected = append(m.expected, want)
+		if m.ProviderID != "" && NormalProviderID(want) != NormalProviderID(m.ProviderID) {
+			b.warn(e.source, fmt.Sprintf("expectedProviderID is %q, but Machine %s has %q", want, m, m.ProviderID),
+				"correct one of them; until then the Machine cannot attest with a cloud's evidence")
+		}
 	}
 	for _, h := range e.eks {
 		m.addEK(h)
@@ -260,7 +262,6 @@ func (b *builder) combine(m *Machine, e *Enrollment) {
 	if g := e.Spec.Reattest; g != nil && (one.Spec.Reattest == nil || one.Spec.Reattest.Until.Before(&g.Until)) {
 		one.Spec.Reattest = g
 	}
-	one.Spec.ExpectedProviderID = cmp.Or(one.Spec.ExpectedProviderID, e.Spec.ExpectedProviderID)
 	m.Enrollment = one
 }
 

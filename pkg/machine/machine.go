@@ -65,9 +65,10 @@ type Machine struct {
 	// have, or nil. Which of the two is authoritative may change.
 	Mirror *Machine
 
-	authority   string // which of two mirrored objects is authoritative; see fold
-	quarantined bool   // by a MachineAttestation of this Machine
-	source      place  // for messages
+	authority   string   // which of two mirrored objects is authoritative; see fold
+	quarantined bool     // by a MachineAttestation of this Machine
+	expected    []string // the provider IDs that its MachineAttestations expect
+	source      place    // for messages
 }
 
 // place is a file and a line.

@@ -142,10 +142,11 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 // fits checks that a Machine agrees with the components that did not select it.
 func (ix *Index) fits(m *Machine, id Identity, r Rules) error {
 	for _, p := range id.ProviderIDs {
-		if m.Enrollment != nil && m.Enrollment.Spec.ExpectedProviderID != "" &&
-			NormalProviderID(p) != NormalProviderID(m.Enrollment.Spec.ExpectedProviderID) {
-			return reason.Deny(reason.EvidenceDisagrees, "the cloud names %.128q, but the enrollment of Machine %s expects %q",
-				p, m, m.Enrollment.Spec.ExpectedProviderID)
+		for _, want := range m.expected {
+			if NormalProviderID(p) != NormalProviderID(want) {
+				return reason.Deny(reason.EvidenceDisagrees, "the cloud names %.128q, but the enrollment of Machine %s expects %q",
+					p, m, want)
+			}
 		}
 		switch {
 		case m.ProviderID == "":

@@ -148,6 +148,14 @@ func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {})
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
 		}, reason.Quarantined},
+		"quarantined by the first of two": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {})
+		}, reason.Quarantined},
+		"the grant ends now": {func(t *testing.T, w *fixture) {
+			w.m.NodeRef = "n"
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(0) })
+		}, reason.MachineJoined},
 		"the grant has ended": {func(t *testing.T, w *fixture) {
 			w.m.NodeRef = "n"
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(-time.Second) })
@@ -161,6 +169,14 @@ func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(time.Hour) })
 		}, reason.MachinePool},
 		"the enrollment expects another instance": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "aws:///eu-central-1a/i-x" })
+		}, reason.EvidenceDisagrees},
+		"the second enrollment expects another instance": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {})
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "aws:///eu-central-1a/i-x" })
+		}, reason.EvidenceDisagrees},
+		"of two enrollments, the second expects another instance than the first": {func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = instance })
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "aws:///eu-central-1a/i-x" })
 		}, reason.EvidenceDisagrees},
 		"the enrollment has ended": {func(t *testing.T, w *fixture) {
@@ -322,6 +338,82 @@ func TestStandIn(t *testing.T) {
 	if _, err := index(t, in).Match(Identity{ProviderIDs: []string{instance}},
 		rules); reason.From(err).Code != reason.Quarantined {
 		t.Errorf("a quarantined stand-in, by its instance: %v", err)
+	}
+}
+
+// A quarantine is never lost, even if it is not clear which Machine it names.
+func TestQuarantine_AppliesToEachMachineThatItMayMean(t *testing.T) {
+	quarantined := swap("spec:", "spec:\n  quarantined: true")
+	other := swap(ek1, ek2)(standInYAML)
+	host8 := swap("host-7", "host-8")(enrollmentYAML)
+	twin := swap("openshift-cluster-api", "openshift-machine-api")(
+		strings.ReplaceAll(clusterAPIYAML, "demo-cp-0", "demo-worker-0"))
+	for name, c := range map[string]struct {
+		with, without []string
+		machines      int
+	}{
+		"the first of two": {[]string{machineAPIYAML, quarantined(enrollmentYAML), host8},
+			[]string{machineAPIYAML, enrollmentYAML, host8}, 1},
+		"the second of two": {[]string{machineAPIYAML, enrollmentYAML, quarantined(host8)},
+			[]string{machineAPIYAML, enrollmentYAML, host8}, 1},
+		"the first stand-in of one name": {[]string{quarantined(standInYAML), other}, []string{standInYAML, other}, 1},
+		"the second, which does not count otherwise": {[]string{standInYAML, quarantined(other)},
+			[]string{standInYAML, other}, 1},
+		"a name that two Machines have": {[]string{machineAPIYAML, twin, quarantined(enrollmentYAML)},
+			[]string{machineAPIYAML, twin, enrollmentYAML}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for want, raw := range map[bool][]string{true: c.with, false: c.without} {
+				machines := index(t, parse(t, raw...)).Machines()
+				if len(machines) != c.machines {
+					t.Fatalf("Machines %v", machines)
+				}
+				for _, m := range machines {
+					if m.Quarantined() != want {
+						t.Errorf("%s %s is quarantined: %v", m.APIVersion, m, m.Quarantined())
+					}
+				}
+			}
+		})
+	}
+}
+
+// Of two MachineAttestations of one Machine, what permits more counts: the later end of a grant, and
+// the enrollment of an EK without an end. Their order does not matter.
+func TestTwoEnrollments_TheLongerOneCounts(t *testing.T) {
+	type spec = v1alpha1.MachineAttestationSpec
+	hours := func(n int) *metav1.Time { at := metav1.NewTime(modified.Add(time.Duration(n) * time.Hour)); return &at }
+	granted := func(h int) func(*spec) {
+		return func(s *spec) { s.Reattest = &v1alpha1.ReattestGrant{Until: *hours(h)} }
+	}
+	enrolled := func(end *metav1.Time) func(*spec) {
+		return func(s *spec) { s.EKSHA256, s.NotAfter = []string{ek3}, end }
+	}
+	for name, c := range map[string]struct {
+		one, other func(*spec)
+		joined     bool
+		want       reason.Code // one hour later
+	}{
+		"grants, one of which ended":      {granted(1), granted(2), true, 0},
+		"grants, both of which ended":     {granted(1), granted(1), true, reason.MachineJoined},
+		"a grant and none":                {granted(2), func(*spec) {}, true, 0},
+		"enrollments, one of which ended": {enrolled(hours(1)), enrolled(nil), false, 0},
+		"enrollments that ended":          {enrolled(hours(1)), enrolled(hours(1)), false, reason.EKNotEnrolled},
+	} {
+		for _, specs := range [][]func(*spec){{c.one, c.other}, {c.other, c.one}} {
+			w := newFixture(t)
+			for _, change := range specs {
+				w.enroll(t, change)
+			}
+			if w.rules.Now = modified.Add(time.Hour); c.joined {
+				w.m.NodeRef = "n"
+			} else {
+				w.id.EK = hash(t, ek3)
+			}
+			if m, code := w.match(t); code != c.want {
+				t.Errorf("%s: %v, %v; expected %v", name, m, code, c.want)
+			}
+		}
 	}
 }
 
