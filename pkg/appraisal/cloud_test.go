@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -69,6 +71,15 @@ type trial struct {
 	clouds    map[evidence.Kind]*cloud
 	recorded  map[string]string // component to UID
 	asked     []string
+
+	tpm       *softTPM // nil: no TPM is required
+	log       []byte
+	csrSPKI   []byte
+	refs      []measuredboot.ReferenceValues
+	endorsers map[v1alpha1.Endorsement]tpm2.Endorser // beside that of enrollments
+	directory tpm2.Directory
+	// replace returns other Machines than those of the manifests. It may be nil.
+	replace func(appraisal.Machines) appraisal.Machines
 }
 
 const machineA = `apiVersion: machine.openshift.io/v1beta1
@@ -117,7 +128,8 @@ func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 	}
 	in := appraisal.Context{
 		Challenge: seal.Challenge{Required: tr.required, Origin: origin, Pool: "worker"}, Policy: effective, Machines: index,
-		Clouds: map[evidence.Kind]evidence.Verifier{},
+		Clouds: map[evidence.Kind]evidence.Verifier{}, References: tr.refs, Directory: tr.directory,
+		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{},
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
 			return tr.recorded[id.InstanceID], nil
 		},
@@ -125,8 +137,17 @@ func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 	for k, c := range tr.clouds {
 		in.Clouds[k] = *c
 	}
+	if tr.replace != nil {
+		in.Machines = tr.replace(index)
+	}
+	maps.Copy(in.Endorsers, tr.endorsers)
+	in.Endorsers[v1alpha1.EndorsementEnrolled] = appraisal.EnrolledEndorser{Machines: in.Machines}
+	ev := appraisal.Evidence{Cloud: tr.sent, Claims: []byte(tr.claims), EventLog: tr.log, CSRSPKI: tr.csrSPKI}
+	if tr.tpm != nil {
+		tr.tpm.answer(t, &in.Challenge, &ev)
+	}
 	tr.asked = nil
-	return appraisal.Appraise(t.Context(), in, appraisal.Evidence{Cloud: tr.sent, Claims: []byte(tr.claims)}, start)
+	return appraisal.Appraise(t.Context(), in, ev, start)
 }
 
 func (tr *trial) passes(t *testing.T, machine string) *appraisal.Verdict {
@@ -324,8 +345,10 @@ func TestAttack_T10_ANameOfAnEarlierInstance(t *testing.T) {
 	undated.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
 	undated.passes(t, "a")
 	// Within the tolerated clock skew, both count as created at the same time.
-	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-34 * time.Minute)
+	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-35 * time.Minute)
 	tr.passes(t, "a")
+	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-35*time.Minute - time.Second)
+	tr.refused(t, reason.InstanceUnacceptable)
 }
 
 // If no document names the Machine, the machine's claims select it, and have no other
@@ -378,6 +401,39 @@ func TestCandidate_ClaimsOnlySelectTheMachine(t *testing.T) {
 				t.Errorf("asked %q", calls)
 			}
 		})
+	}
+}
+
+// replacing has other Machines from the second lookup on.
+type replacing struct {
+	appraisal.Machines
+	later   appraisal.Machines
+	lookups int
+}
+
+func (r *replacing) Match(id machine.Identity, rules machine.Rules) (*machine.Machine, error) {
+	if r.lookups++; r.lookups > 1 {
+		return r.later.Match(id, rules)
+	}
+	return r.Machines.Match(id, rules)
+}
+
+// The cloud confirmed the evidence for a Machine that was replaced by another of the same name and
+// instance. Its age was not compared with that of the instance, so it must not match.
+func TestAttack_T10_TheMachineIsReplacedDuringTheAppraisal(t *testing.T) {
+	for _, uid := range []string{"uid-a", "uid-c"} {
+		tr := newTrial(evidence.GCPIdentity)
+		manifests, problems := machine.Parse("machines.yaml", []byte(strings.Replace(machineA, "uid-a", uid, 1)), start)
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		later, _ := machine.NewIndex(manifests, nil)
+		tr.replace = func(m appraisal.Machines) appraisal.Machines { return &replacing{Machines: m, later: later} }
+		if uid == "uid-a" {
+			tr.passes(t, "a")
+		} else if m := tr.refused(t, reason.MachineNotFound); m != nil {
+			t.Errorf("the denial is noted at Machine %s", m)
+		}
 	}
 }
 
