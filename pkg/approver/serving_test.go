@@ -74,6 +74,10 @@ func TestServing(t *testing.T) {
 			[2]want2{{Approve, 0}, {Retry, reason.CSRLimit}}},
 		"a quarantine": {func(_ *testing.T, in *input) { in.quarantined() },
 			[2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
+		"a quarantine in the status": {func(_ *testing.T, in *input) {
+			in.quarantined()
+			in.fake.records[0].Spec.Quarantined, in.fake.records[0].Status.Quarantined = false, true
+		}, [2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
 		"a quarantine, and a renewal": {func(t *testing.T, in *input) { in.quarantined(); in.renews(t, nil) },
 			[2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
 		"no record to be read": {func(_ *testing.T, in *input) { in.fails("RecordByMachine") },

@@ -235,6 +235,22 @@ func TestAttack_T28_SeparatorsOfTheOtherPCRs(t *testing.T) {
 	}
 }
 
+// In PCRs 4 and 7, the type of the second event does not matter: the TPM does not measure it.
+func TestAttack_T28_ASecondSeparatorOfAnotherType(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	for _, pcr := range []uint32{4, 7} {
+		b := honest.happened(t, func(e events) events {
+			again := e[separatorOf(t, e, pcr)]
+			again.Type = eventlog.IPL
+			return append(e, again)
+		})
+		if f := fails(t, b, reason.MeasuredBoot, "a second one"); f.PCR != int(pcr) {
+			t.Errorf("PCR %d: %+v", pcr, f)
+		}
+	}
+}
+
 func TestAttack_T28_StartupLocalityThatIsNotFirst(t *testing.T) {
 	honest := captured(t, eventlogtest.SecureBootUKI)
 	passes(t, honest)

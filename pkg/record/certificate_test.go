@@ -219,6 +219,15 @@ func TestApprove_RequiresTheAttestedKey(t *testing.T) {
 	if _, err := record.Approve(r, certificate(), start); err != nil {
 		t.Error(err)
 	}
+	other := certificate()
+	other.PublicKeySHA256 = "k2"
+	_, err = record.Approve(r, other, start)
+	wantCode(t, err, reason.CSRKeyChanged)
+	// The next attestation replaces the key, even by none.
+	a.CSRKeySHA256 = ""
+	if r, err = record.Attest(r, a, start.Add(time.Minute)); err != nil || r.Status.CSRKeySHA256 != "" {
+		t.Errorf("%v: %+v", err, r)
+	}
 }
 
 func TestRefused_SetsAConditionUntilAnApproval(t *testing.T) {

@@ -355,6 +355,15 @@ func TestDenied_RecordsAnUnacceptedMachine(t *testing.T) {
 	}
 }
 
+// conflict returns a change of a record for whose Machine another identity was proven.
+func conflict(by v1alpha1.Endorsement, status metav1.ConditionStatus) func(*rec) {
+	return func(r *rec) {
+		r.Status.Endorsement = by
+		r.Status.Conditions = append(r.Status.Conditions,
+			metav1.Condition{Type: v1alpha1.ConditionConflict, Status: status})
+	}
+}
+
 func TestRedemption(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -371,6 +380,11 @@ func TestRedemption(t *testing.T) {
 		{name: "quarantined", change: func(r *rec) { r.Status.Quarantined = true }, want: reason.Quarantined},
 		{name: "quarantined by the record's own spec", change: func(r *rec) { r.Spec.Quarantined = true },
 			want: reason.Quarantined},
+		{name: "contested", change: conflict(v1alpha1.EndorsementManufacturer, metav1.ConditionTrue),
+			want: reason.PendingApproval},
+		{name: "no longer contested", change: conflict(v1alpha1.EndorsementManufacturer, metav1.ConditionFalse)},
+		{name: "a conflict with an enrolled identity", change: conflict(v1alpha1.EndorsementEnrolled,
+			metav1.ConditionTrue)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, cl := attested(t), claims()

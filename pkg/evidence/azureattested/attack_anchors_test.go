@@ -8,6 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"math/big"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -47,12 +48,17 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 	})
 	t.Run("no anchors are not the system's", func(t *testing.T) {
 		w := newSetup(t)
-		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return nil, nil }
-		_, err := w.verify()
-		denied(t, err, reason.DocumentUntrusted)
-		w.verifier.Roots = nil
-		_, err = w.verify()
-		denied(t, err, reason.DocumentUntrusted)
+		for _, none := range []func() (*x509.CertPool, *x509.CertPool){
+			func() (*x509.CertPool, *x509.CertPool) { return nil, nil }, nil,
+		} {
+			w.verifier.Roots = none
+			_, err := w.verify()
+			denied(t, err, reason.DocumentUntrusted)
+			// The system's roots would deny it as well, with another message.
+			if !strings.Contains(err.Error(), "no anchors") {
+				t.Errorf("the chain was verified: %v", err)
+			}
+		}
 	})
 	t.Run("a bundle that is swapped in mid-flight", func(t *testing.T) {
 		w := newSetup(t)

@@ -13,6 +13,9 @@ func parsed(raw []byte) (*cms.SignedData, error) {
 	return cms.Parse(raw, cms.Options{SHA256WithRSAAsDigest: true, AttributesOptional: true})
 }
 
+// CheckKey calls checkKey.
+func CheckKey(c *x509.Certificate) error { return checkKey(c) }
+
 // Signed returns the content that a trusted certificate signed, whatever its nonce is.
 func (v *Verifier) Signed(raw []byte, now time.Time) ([]byte, error) {
 	message, err := parsed(raw)

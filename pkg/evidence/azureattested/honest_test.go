@@ -350,6 +350,12 @@ func TestConfirm_AcceptsOnlyTheMachineOfTheDocument(t *testing.T) {
 		}, want: reason.EvidenceDisagrees, calls: 1},
 		"Azure answers about another": {change: func(w *setup) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable,
 			calls: 1},
+		"Azure answers about its name in another subscription": {change: func(w *setup) {
+			w.vm.ResourceID = strings.Replace(w.machine.ResourceID(), "0b1f6471", "0b1f6472", 1)
+		}, want: reason.ProviderUnavailable, calls: 1},
+		"Azure answers about its name in another resource group": {change: func(w *setup) {
+			w.vm.ResourceID = strings.Replace(w.machine.ResourceID(), "ocp-x7k2p-rg", "other", 1)
+		}, want: reason.ProviderUnavailable, calls: 1},
 		"Azure returns no vmId": {change: func(w *setup) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
 		"Azure does not have it": {change: func(w *setup) {
 			w.vmErr = reason.Deny(reason.InstanceNotFound, "no")

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package provisioning
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestRotate_AWeekIsTheLongestGrace(t *testing.T) {
+	first := parse(t, KeyToken, tokenA)
+	for grace, ok := range map[time.Duration]bool{168 * time.Hour: true, 168*time.Hour + 1: false, 1: true, 0: false} {
+		if _, err := first.Rotate(noon, &counter{}, grace); (err == nil) != ok {
+			t.Errorf("%s: %v", grace, err)
+		}
+	}
+	if DefaultGrace != time.Hour {
+		t.Errorf("docs/operating.md has a default grace of 1h, not %s", DefaultGrace)
+	}
+}
+
+func TestParse_LimitsOfAToken(t *testing.T) {
+	long := strings.Repeat(tokenA, 12)
+	for name, c := range map[string]struct {
+		token string
+		ok    bool
+	}{
+		"43 characters":          {tokenA[:43], true},
+		"42 characters":          {tokenA[:42], false},
+		"512 characters":         {long[:512], true},
+		"513 characters":         {long[:513], false},
+		"8 different characters": {strings.Repeat("abcdefgh", 6), true},
+		"7 different characters": {strings.Repeat("abcdefg", 7), false},
+	} {
+		if _, err := Parse(data(KeyToken, c.token)); (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
