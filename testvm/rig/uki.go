@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
@@ -36,14 +37,18 @@ const (
 )
 
 // firmware returns QEMU's options for OVMF, with a copy of the variables for this machine. If
-// secure is true, the system management mode protects the variables.
-func (n *Node) firmware(vars string, secure bool) (args []string, machine string) {
+// secure is true, the system management mode protects the variables. If other is true, it is the build
+// for a flash of 2 MiB instead of 4.
+func (n *Node) firmware(vars string, secure, other bool) (args []string, machine string) {
 	n.r.t.Helper()
 	code := ovmf + "OVMF_CODE_4M.fd"
 	if secure {
 		code = ovmf + "OVMF_CODE_4M.secboot.fd"
 		machine = ",smm=on"
 		args = []string{"-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1"}
+	}
+	if other {
+		code, vars = strings.Replace(code, "_4M", "", 1), strings.Replace(vars, "_4M", "", 1)
 	}
 	b, err := os.ReadFile(vars)
 	n.r.fatal(err, "OVMF (package ovmf)")

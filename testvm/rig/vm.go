@@ -55,6 +55,8 @@ type VM struct {
 	CoreOS *CoreOSDisk
 	// SecureBoot enables Secure Boot with the snake-oil keys for a UKI, and with Microsoft's otherwise.
 	SecureBoot bool
+	// OtherFirmware boots GRUB through another build of OVMF, which has the same keys.
+	OtherFirmware bool
 	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys enrolled, none of
 	// which signed it.
 	MicrosoftKeys bool
@@ -175,7 +177,7 @@ func (r *Rig) Boot(vm VM) *Node {
 		default:
 			files = vm.CoreOS.espFiles()
 		}
-		firmware, options := n.firmware(vars, vm.SecureBoot)
+		firmware, options := n.firmware(vars, vm.SecureBoot, vm.OtherFirmware)
 		machine += options
 		args = append(args, firmware...)
 		args = append(args, "-drive", "if=none,id=esp,format=raw,cache=unsafe,snapshot=on,file="+r.esp(files),
@@ -193,7 +195,7 @@ func (r *Rig) Boot(vm VM) *Node {
 			kernel, initrd, line = vm.CoreOS.loaded()
 		}
 		if vm.MicrosoftKeys {
-			firmware, _ := n.firmware(ovmf+"OVMF_VARS_4M.ms.fd", false)
+			firmware, _ := n.firmware(ovmf+"OVMF_VARS_4M.ms.fd", false, false)
 			args = append(args, firmware...)
 			vm.Initrd.Compress = true
 		}

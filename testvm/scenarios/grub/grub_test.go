@@ -5,6 +5,8 @@
 package grub
 
 import (
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -38,7 +40,7 @@ func TestShimAndGRUBUnderSecureBootIsProvisioned(t *testing.T) {
 func release(t *testing.T, image rig.GRUB) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 	t.Helper()
 	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Policy: policy("release"), Stopped: true})
+	v := r.Verifier(rig.VerifierConfig{Policy: policy("release"), Stopped: true, Extra: "\nkeepEvidence: 1\n"})
 	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--boot", r.BootFiles(image)))
 	v.Start()
 	tpm := r.NewTPM()
@@ -46,13 +48,37 @@ func release(t *testing.T, image rig.GRUB) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 	return r, v, tpm
 }
 
-func TestShimAndGRUBUnderReleaseIsProvisioned(t *testing.T) {
+// The firmware set is that of the boot that release accepted. The other build of OVMF has the same keys, and
+// boots the same image, so only strict denies it.
+func TestShimAndGRUBUnderReleaseAndStrictIsProvisioned(t *testing.T) {
 	t.Parallel()
 	image := rig.GRUB{Menu: true}
 	r, v, tpm := release(t, image)
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &image, SecureBoot: true})
-	node.WantProvisioned()
+	vm := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &image, SecureBoot: true}
+	r.Boot(vm).WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
+
+	v.Stop()
+	kept, err := filepath.Glob(filepath.Join(v.Dir, "state", "evidence", "*.json"))
+	if err != nil || len(kept) != 1 {
+		t.Fatalf("kept %v, %v", kept, err)
+	}
+	v.Write("reference-values/ovmf.yaml", v.Tool("refvals", "firmware", "--evidence", kept[0], "--name", "ovmf"))
+	v.Write("policies/default.yaml", policy("strict"))
+	v.Start()
+	other := vm
+	other.OtherFirmware = true
+	r.Boot(other).WantEmergency()
+	denied := v.WantAudit("attest", "denied", "MeasuredBoot")
+	for _, detail := range []string{"profile strict: PCR 0", "EV_EFI_PLATFORM_FIRMWARE_BLOB", "of the firmware set ovmf"} {
+		if !strings.Contains(denied.Detail, detail) {
+			t.Errorf("the denial does not contain %q: %s", detail, denied.Detail)
+		}
+	}
+	r.Boot(vm).WantProvisioned()
+	if got := v.Run("explain", "worker-0"); !regexp.MustCompile(`(?m)^ +firmware +ovmf$`).MatchString(got) {
+		t.Errorf("explain does not name the firmware set:\n%s", got)
+	}
 }
 
 // Secure Boot lets both machines run, because it does not cover the initramfs and grub.cfg.
