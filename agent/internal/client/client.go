@@ -27,7 +27,6 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
-	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
 
 // IgnitionAccept is an Accept header as a current Ignition sends it.
@@ -81,7 +80,7 @@ func (d *Denied) ClassName() string {
 // Session is one connection to a verifier. The caller must close it.
 type Session struct {
 	conn   *tls.Conn
-	api    mcsattestv1connect.AttestationClient
+	api    api
 	status *lastStatus
 	idle   func()
 }
@@ -121,7 +120,7 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 		// The exporter belongs to this connection, so a redirect cannot be followed.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	s.api = mcsattestv1connect.NewAttestationClient(httpClient, origin, connect.WithReadMaxBytes(maxResponse))
+	s.api = newAPI(httpClient, origin)
 	return s, nil
 }
 
@@ -146,29 +145,20 @@ func (s *Session) ServerSPKI() []byte {
 // Challenge calls the RPC of the same name.
 func (s *Session) Challenge(ctx context.Context,
 	req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
-	return call(ctx, s, s.api.Challenge, req)
+	res := new(mcsattestv1.ChallengeResponse)
+	return res, s.call(ctx, s.api.challenge, req, res)
 }
 
 // Attest calls the RPC of the same name.
 func (s *Session) Attest(ctx context.Context, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-	return call(ctx, s, s.api.Attest, req)
+	res := new(mcsattestv1.AttestResponse)
+	return res, s.call(ctx, s.api.attest, req, res)
 }
 
 // Report calls the RPC of the same name.
 func (s *Session) Report(ctx context.Context, req *mcsattestv1.ReportRequest) (*mcsattestv1.ReportResponse, error) {
-	return call(ctx, s, s.api.Report, req)
-}
-
-func call[Req, Resp any](
-	ctx context.Context, s *Session,
-	method func(context.Context, *connect.Request[Req]) (*connect.Response[Resp], error), req *Req,
-) (*Resp, error) {
-	s.status.code = 0
-	resp, err := method(ctx, connect.NewRequest(req))
-	if err != nil {
-		return nil, s.explain(err)
-	}
-	return resp.Msg, nil
+	res := new(mcsattestv1.ReportResponse)
+	return res, s.call(ctx, s.api.report, req, res)
 }
 
 // explain converts the error of a call into one of the three kinds of the package comment.

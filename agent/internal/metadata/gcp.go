@@ -6,15 +6,10 @@ import (
 	"context"
 	"errors"
 	"net/url"
-
-	gce "cloud.google.com/go/compute/metadata"
 )
 
 // GCP is a client of Google Compute Engine's metadata server.
-type GCP struct {
-	*service
-	gce *gce.Client
-}
+type GCP struct{ *service }
 
 const (
 	gcpUserData = "the attribute user-data"
@@ -31,14 +26,11 @@ func NewGCP(base string, p Patience) (*GCP, error) {
 	// A response without this header is not from the metadata server. Google's documentation asks
 	// clients to check.
 	s.headerName, s.headerValue = "Metadata-Flavor", "Google"
-	return &GCP{service: s, gce: gce.NewClient(s.client())}, nil
+	return &GCP{s}, nil
 }
 
 func (g *GCP) get(ctx context.Context, what, suffix string) ([]byte, error) {
-	return g.ask(ctx, what, func(ctx context.Context) ([]byte, error) {
-		text, err := g.gce.GetWithContext(ctx, suffix)
-		return []byte(text), err
-	})
+	return g.read(ctx, what, "/computeMetadata/v1/"+suffix, g.headerName, g.headerValue)
 }
 
 // UserData returns the instance's unmodified attribute user-data, or a Fault with Absent set if it
