@@ -96,6 +96,12 @@ type Decision struct {
 	// Proven reports that a live credential of the record RecordUID made the request.
 	// Only then may the record note a refusal (rule 3 of docs/security-rules.md).
 	Proven bool
+	// Attested reports that the verifier made the request for a machine that attested its
+	// key; see [Name].
+	Attested bool
+	// Arrived is the UID of the record to mark as joined, or "": the node of a serving certificate
+	// uses the certificate that its machine requested through the verifier.
+	Arrived string
 	// Replaces is the key of a first certificate that is on the record but was never
 	// approved, or ""; see [record.Reapprove].
 	Replaces string
@@ -122,6 +128,9 @@ type Config struct {
 	// ServiceAccount is the node bootstrapper, as "namespace/name". The default is
 	// "openshift-machine-config-operator/node-bootstrapper".
 	ServiceAccount string
+	// Issuer is the user that makes requests for machines that attested their kubelet's key,
+	// or "". It is the verifier's controller. Only with attestation.
+	Issuer string
 	// BootstrapTokens means that bootstrap tokens make the requests, instead of tokens of
 	// the service account.
 	BootstrapTokens bool
@@ -133,7 +142,6 @@ type Config struct {
 // approvals depend on them. After an error the request is decided again later.
 type Cluster interface {
 	// Node reports whether a Node of this name exists.
-	// Node reports whether there is a Node of this name.
 	Node(ctx context.Context, name string) (bool, error)
 	// MachinesByInternalDNS returns the Machines of every API with this InternalDNS
 	// address (ignoring case and a trailing dot), and the stand-ins of this name.

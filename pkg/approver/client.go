@@ -22,7 +22,10 @@ const clockSkew = 10 * time.Second
 // attestation. If a check marked + fails, the request is denied if it is Proven.
 //
 //   - credential*: a record has the request's credential, which has not expired
-//     (CSRCredential)
+//     (CSRCredential). If the verifier made the request, attested replaces this check,
+//     groups and newest: the record has this request, its machine attested the key, and
+//     the token of that attestation is live (CSRCredential, CSRKeyChanged,
+//     TokenSuperseded)
 //   - limit: not too many requests of the same machine are pending, or of all machines
 //     without attestation (CSRLimit)
 //   - quarantine*: the machine's record is not quarantined (Quarantined)
@@ -46,8 +49,9 @@ const clockSkew = 10 * time.Second
 //     approved or attested (CSRKeyChanged, MachineJoined). A key on the record counts as
 //     approved, unless no request with it was approved. If there is also no Node, it is
 //     replaced. Because a client that may write records can clear that key, no request
-//     for the name with another key may have been approved since the Machine's creation,
-//     except one other key while the record's spec grants another attestation
+//     for the name with another key may have been approved since the Machine's creation.
+//     Exceptions are one other key while the record's spec grants another attestation, and
+//     two keys of interrupted first boots, for which the verifier made the requests
 //   - enrollments*: no enrollment quarantines the machine (Quarantined). A quarantine
 //     reaches the record some time after an administrator wrote it
 //
@@ -69,6 +73,9 @@ func (x *run) credential() error {
 	if !x.c.Attestation {
 		x.skip(name, "attestation is off")
 		return nil
+	}
+	if x.Attested {
+		return x.attested()
 	}
 	id := x.r.CredentialID
 	if id == "" {
@@ -201,6 +208,9 @@ func quarantines(e *v1alpha1.MachineAttestation, machines []Machine, records []*
 }
 
 func (x *run) groups() error {
+	if x.Attested { // the user name is unique
+		return nil
+	}
 	want, _ := x.c.bootstrapper(x.r.Username)
 	var err error
 	if !slices.Equal(sorted(x.r.Groups), sorted(want)) {
@@ -334,7 +344,7 @@ func (x *run) age(m *Machine) error {
 // discarded key.
 func (x *run) newest() error {
 	const name = "newest"
-	if !x.c.Attestation {
+	if !x.c.Attestation || x.Attested { // a record has one request of its machine
 		return nil
 	}
 	newer, err := x.w.Newer(x.ctx, x.r, x.record)
@@ -392,8 +402,13 @@ func (x *run) key() error {
 	}
 	c := x.Certificate(x.r.Name)
 	_, err := record.Approve(x.record, c, x.now)
+	if x.Attested {
+		_, err = record.Certify(x.record, c, x.now)
+	}
 	how := "the first of this machine"
 	switch s := x.record.Status; {
+	case x.Attested:
+		how = "the attested one"
 	case s.Certificate != nil && s.Certificate.PublicKeySHA256 != c.PublicKeySHA256:
 		was := s.Certificate.PublicKeySHA256
 		if _, may := record.Reapprove(x.record, was, c, x.now); may != nil {

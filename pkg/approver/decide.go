@@ -21,8 +21,8 @@ import (
 // Decide decides a request. First it checks
 //
 //   - signer: one of the kubelet's two signers, and the request is undecided (else Ignore)
-//   - requester: the node bootstrapper for a client certificate, a node for a serving
-//     certificate (else Ignore)
+//   - requester: the node bootstrapper or the verifier for a client certificate, a node for
+//     a serving certificate (else Ignore)
 //   - request: it parses, and is not larger than a kubelet's (CSRMalformed)
 //
 // and then what [run.client] or [run.serving] list. If a check fails with a final
@@ -126,7 +126,8 @@ func (x *run) decide() error {
 	}
 	switch r.Kind {
 	case Client:
-		if _, ok := x.c.bootstrapper(r.Username); !ok {
+		x.Attested = x.c.issues(r)
+		if _, ok := x.c.bootstrapper(r.Username); !ok && !x.Attested {
 			err = ignore("%.253q is not the node bootstrapper", r.Username)
 		}
 	case Serving:

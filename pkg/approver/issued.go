@@ -11,18 +11,25 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
+// maxInterrupted is the number of interrupted first boots after which a machine may still join. Each of them may have
+// left a certificate that no kubelet uses.
+const maxInterrupted = 2
+
 // issued denies a second key for the name of a Machine. It does not depend on the record's status. Only administrators
-// write the spec: while it grants another attestation, two keys are permitted.
+// write the spec: while it grants another attestation, two keys are permitted. A request of the verifier precedes the
+// config, so the machine may have lost its key since. The caller has checked that no Node has the name.
 func (x *run) issued() error {
 	all, err := x.w.Issued(x.ctx, x.Node)
 	if err != nil {
 		return unread(err, "read the approved requests for node %.253q", x.Node)
 	}
-	former := ""
+	former, interrupted := "", 0
 	granted := (&machine.Machine{Enrollment: x.record}).Granted(x.now)
 	for _, r := range all {
 		switch {
 		case r.PublicKeySHA256 == x.PublicKeySHA256 || r.Created.Sub(x.Machine.Created) <= -clockSkew:
+		case x.c.issues(r) && interrupted < maxInterrupted:
+			interrupted++
 		case granted && (former == "" || former == r.PublicKeySHA256):
 			former = r.PublicKeySHA256
 		default:

@@ -109,7 +109,7 @@ func (c Config) CountPending(all []*certificatesv1.CertificateSigningRequest, re
 			continue
 		}
 		r := FromCSR(all[i])
-		ours := r.Kind == Client && r.CredentialID != "" && recorded(r.CredentialID)
+		ours := r.Kind == Client && (r.CredentialID != "" && recorded(r.CredentialID) || c.issues(r))
 		if r.Kind != "" && !r.Decided && !ours && r.Created.Unix() >= now.Add(-Window).Unix() {
 			n++
 		}

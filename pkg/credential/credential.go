@@ -5,7 +5,8 @@
 // approver can tell which machine's kubelet made a certificate signing request.
 //
 // [Find] finds the file /etc/kubernetes/kubeconfig in a config of specification 2.x or
-// 3.x. [Slot.With] returns the config with another token in that file. Only the file's
+// 3.x. [Slot.With] returns the config with another token in that file, [Slot.Without] with
+// none. Only the file's
 // source and its hash, if any, change, in their own encoding and compression. Every other
 // byte is unchanged.
 //
@@ -39,4 +40,7 @@ type Credential struct {
 	SecretUID string
 	// Token is the token for the kubeconfig.
 	Token secret.Bytes
+	// Key is the hash of the machine's attested key if the machine already has its node's
+	// certificate. It then has no other credential, and all other fields are empty.
+	Key string
 }

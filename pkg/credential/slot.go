@@ -174,11 +174,19 @@ func value(object jsonspan.Value, name string) (string, jsonspan.Value, error) {
 // With returns the config that was passed to Find with another token, in three parts. The
 // first and the last part are slices of config.
 func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
-	if len(config) != s.length || !bytes.Equal(config[s.start:s.end], s.was.Expose()) {
-		return nil, errors.New("the config is not the one that was searched")
-	}
 	if !plain(string(token.Expose())) {
 		return nil, errors.New("the token contains invalid characters")
+	}
+	return s.with(config, token)
+}
+
+// Without returns the config that was passed to Find with an empty token, in three parts as [Slot.With]
+// does. A kubelet that already has its certificate reads only the server and its CA from the kubeconfig.
+func (s *Slot) Without(config []byte) ([][]byte, error) { return s.with(config, secret.Bytes{}) }
+
+func (s *Slot) with(config []byte, token secret.Bytes) ([][]byte, error) {
+	if len(config) != s.length || !bytes.Equal(config[s.start:s.end], s.was.Expose()) {
+		return nil, errors.New("the config is not the one that was searched")
 	}
 	if s.how.plain() {
 		before, after := s.before.Expose(), s.after.Expose()

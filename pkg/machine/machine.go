@@ -91,6 +91,18 @@ func (m *Machine) String() string { return m.Namespace + "/" + m.Name }
 // lets the Machine attest again.
 func (m *Machine) Joined() bool { return m.NodeRef != "" || m.Phase == "Running" }
 
+// NodeNames returns the names that the Machine's Node may have: its InternalDNS names, in the form of
+// a Node's name, each one once.
+func (m *Machine) NodeNames() (all []string) {
+	for _, name := range m.InternalDNS {
+		name = strings.ToLower(strings.TrimSuffix(name, "."))
+		if name != "" && !slices.Contains(all, name) {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
 // maxGrant is the longest validity of a grant (rule 11 of docs/security-rules.md).
 const maxGrant = 24 * time.Hour
 

@@ -65,11 +65,16 @@ func (v value) set(name string, existing value, exists bool, raw string) edit {
 	if exists {
 		return existing.with(raw)
 	}
+	return v.append(quote(name) + ":" + raw)
+}
+
+// append returns the edit that adds members, as JSON text, to the end of object v.
+func (v value) append(members string) edit {
 	at, comma := v.Start+1, ""
 	for _, m := range v.Members() {
 		at, comma = m.End, ","
 	}
-	return edit{Start: at, End: at, With: []byte(comma + quote(name) + ":" + raw)}
+	return edit{Start: at, End: at, With: []byte(comma + members)}
 }
 
 func quote(s string) string {

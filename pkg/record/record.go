@@ -139,7 +139,7 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	s.Ticket = &v1alpha1.TicketStatus{ID: a.TicketID}
 	s.Report = nil
 	s.CSRKeySHA256 = a.CSRKeySHA256
-	s.Certificate = nil // the new installation will get another
+	s.Certificate, s.CertificateRequest = nil, nil // the new installation will get another
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ConditionFirstBootFailed {
 			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain",
@@ -219,7 +219,14 @@ func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Cr
 	if err := Redeemable(rec, c); err != nil {
 		return nil, err
 	}
-	if own != nil {
+	switch {
+	case own == nil:
+	case own.Key != "":
+		if Certified(rec, c.ID, now) != own.Key {
+			return nil, reason.Deny(reason.CredentialUnavailable, "the record of %s has no certificate for the key %s",
+				c.Subject, own.Key)
+		}
+	default:
 		if kept, ok := Credential(rec, own.ID, now); !ok || kept.Revoked {
 			return nil, reason.Deny(reason.CredentialUnavailable, "the record of %s does not have the credential %s",
 				c.Subject, own.ID)

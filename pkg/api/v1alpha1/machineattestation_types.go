@@ -165,6 +165,8 @@ type MachineAttestationStatus struct {
 	CSRKeySHA256 string `json:"csrKeySHA256,omitempty"`
 	// certificate is the first client certificate that was approved for the machine.
 	Certificate *CertificateStatus `json:"certificate,omitempty"`
+	// certificateRequest is the machine's own request for its node's certificate.
+	CertificateRequest *CertificateRequestStatus `json:"certificateRequest,omitempty"`
 	// tpm has the TPM's counters at the last accepted attestation. They never decrease without
 	// a grant to attest again.
 	TPM *TPMCounters `json:"tpm,omitempty"`
@@ -210,6 +212,21 @@ type CertificateStatus struct {
 	// credentialID is the credential that made the request.
 	CredentialID string      `json:"credentialID,omitempty"`
 	Approved     metav1.Time `json:"approved"`
+	// issued is the certificate chain (PEM), if the machine requested it through the verifier.
+	//
+	// +kubebuilder:validation:MaxLength=32768
+	Issued []byte `json:"issued,omitempty"`
+}
+
+// CertificateRequestStatus is a request for a node's certificate that a machine signed with the
+// key that it attested. Its content is untrusted.
+type CertificateRequestStatus struct {
+	// request is the PKCS #10 request (DER).
+	//
+	// +kubebuilder:validation:MaxLength=4096
+	Request []byte `json:"request"`
+	// token is the ID of the attestation token with which it was made.
+	Token string `json:"token"`
 }
 
 // RecordedIdentity identifies a machine across attestations.

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package approver
+
+import (
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+const issuer = "system:serviceaccount:mcs-attest:mcs-attest-controller"
+
+// certified returns the request that the verifier makes for worker-0, which attested its key and
+// waits for its config.
+func certified() *input {
+	in := stockClient()
+	in.config.Attestation, in.config.Issuer = true, issuer
+	in.csr.Spec.Username = issuer
+	in.csr.Spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:mcs-attest", "system:authenticated"}
+	in.csr.Spec.Request = requestPEM(&in.template, in.key)
+	r := FromCSR(&in.csr)
+	in.csr.Name = Name(uidA, r.PublicKeySHA256)
+	rec := recordOf("worker-0", uidA, credentialA)
+	rec.Status.Credentials = nil
+	rec.Status.Phase, rec.Status.CSRKeySHA256 = v1alpha1.PhaseAttested, r.PublicKeySHA256
+	rec.Status.Token = &v1alpha1.TokenStatus{ID: "token1", Expiry: metav1.NewTime(now.Add(time.Hour)), MaxUses: 3}
+	rec.Status.CertificateRequest = &v1alpha1.CertificateRequestStatus{Request: r.CSR.Raw, Token: "token1"}
+	in.fake.records = []*v1alpha1.MachineAttestation{rec}
+	return in
+}
+
+// again makes the request once more with the present template and key.
+func (in *input) again() { in.csr.Spec.Request = requestPEM(&in.template, in.key) }
+
+func TestAttested_ApprovesTheMachinesOwnKey(t *testing.T) {
+	in := certified()
+	d := in.decide()
+	want(t, d, Approve, 0)
+	if !d.Attested || !d.Proven || d.RecordUID != uidA || d.Machine == nil || d.Machine.UID != uidA {
+		t.Errorf("%+v", d)
+	}
+	var names []string
+	for _, c := range d.Checks {
+		names = append(names, c.Name)
+	}
+	if got := strings.Join(names, " "); got != "signer requester request attested limit quarantine content switch owner "+
+		"node machine joined age key enrollments" {
+		t.Errorf("the checks are %s", got)
+	}
+	if uid, ok := in.config.Issues(FromCSR(&in.csr)); !ok || uid != uidA {
+		t.Errorf("the machine is %q", uid)
+	}
+	if slices.Contains(in.fake.asked, "RecordByCredential") {
+		t.Error("a credential was read")
+	}
+}
+
+// Each case changes one thing of the approved request.
+func TestAttack_T73_TheNodesCertificate(t *testing.T) {
+	rec := func(change func(*v1alpha1.MachineAttestation)) func(*input) {
+		return func(in *input) { change(in.fake.records[0]) }
+	}
+	for name, c := range map[string]struct {
+		change  func(*input)
+		outcome Outcome
+		code    reason.Code
+	}{
+		"another key than the attested": {func(in *input) {
+			in.key = otherEC()
+			in.again()
+			in.csr.Name = Name(uidA, FromCSR(&in.csr).PublicKeySHA256)
+		}, Refuse, reason.CSRKeyChanged},
+		"another key under the name of the attested": {func(in *input) {
+			in.key = otherEC()
+			in.again()
+		}, Refuse, reason.CSRCredential},
+		"the name of a neighbor": {func(in *input) {
+			in.template.Subject.CommonName = "system:node:worker-1"
+			in.again()
+		}, Deny, reason.CSROtherMachine},
+		"a name that no Machine has": {func(in *input) {
+			in.template.Subject.CommonName = "system:node:worker-9"
+			in.again()
+		}, Retry, reason.MachineNotFound},
+		"a name of the serving certificate": {func(in *input) {
+			in.template.DNSNames = []string{"worker-0"}
+			in.again()
+		}, Deny, reason.CSRContent},
+		"an address": {func(in *input) {
+			in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 5)}
+			in.again()
+		}, Deny, reason.CSRContent},
+		"a URI": {func(in *input) {
+			in.template.URIs = []*url.URL{{Scheme: "spiffe", Host: "x"}}
+			in.again()
+		}, Deny, reason.CSRContent},
+		"the group of administrators": {func(in *input) {
+			in.template.Subject.Organization = []string{"system:nodes", "system:masters"}
+			in.again()
+		}, Deny, reason.CSRContent},
+		"the usages of a server": {func(in *input) {
+			in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageServerAuth)
+		}, Deny, reason.CSRContent},
+		"a request of another account with the right name": {func(in *input) {
+			in.csr.Spec.Username = "system:serviceaccount:mcs-attest:mcs-attest-verifier"
+		}, Ignore, 0},
+		"a request with the name of another machine": {func(in *input) {
+			in.csr.Name = Name(uidB, FromCSR(&in.csr).PublicKeySHA256)
+		}, Refuse, reason.CSRCredential},
+		"a verifier that makes no requests": {func(in *input) { in.config.Issuer = "" }, Ignore, 0},
+		"without attestation":               {func(in *input) { in.config.Attestation = false }, Ignore, 0},
+		"a replay after a later attestation": {rec(func(r *v1alpha1.MachineAttestation) {
+			r.Status.Token.ID = "token2"
+		}), Refuse, reason.TokenSuperseded},
+		"a replay after the token ended": {rec(func(r *v1alpha1.MachineAttestation) {
+			r.Status.Token.Expiry = metav1.NewTime(now)
+		}), Refuse, reason.TokenSuperseded},
+		"a record without the request": {rec(func(r *v1alpha1.MachineAttestation) {
+			r.Status.CertificateRequest = nil
+		}), Refuse, reason.CSRCredential},
+		"a machine that attested no key": {rec(func(r *v1alpha1.MachineAttestation) {
+			r.Status.CSRKeySHA256 = ""
+		}), Refuse, reason.CSRKeyChanged},
+		"a machine that joined": {rec(func(r *v1alpha1.MachineAttestation) {
+			r.Status.Phase = v1alpha1.PhaseJoined
+		}), Refuse, reason.MachineJoined},
+		"a quarantined machine": {rec(func(r *v1alpha1.MachineAttestation) {
+			r.Status.Quarantined = true
+		}), Retry, reason.Quarantined},
+		"a quarantine that is not on the record yet": {func(in *input) {
+			q := v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: "openshift-machine-api"}}
+			q.Spec.Quarantined, q.Spec.MachineRef = true, &v1alpha1.MachineReference{Name: "worker-0"}
+			in.fake.quarantines = []v1alpha1.MachineAttestation{q}
+		}, Retry, reason.Quarantined},
+		"a Node of that name": {func(in *input) { in.fake.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
+		"a Machine with a Node": {func(in *input) { in.fake.machines[0].NodeRef = "other" }, Refuse,
+			reason.MachineJoined},
+		"a Machine that is deleted": {func(in *input) { in.fake.machines[0].Deleting = true }, Refuse,
+			reason.MachineDeleting},
+		"a Machine that is too old": {func(in *input) { in.madeAfter(2 * time.Hour) }, Refuse, reason.MachineTooOld},
+		"no record to be read":      {func(in *input) { in.fails("RecordByMachine") }, Retry, reason.StoreUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := certified()
+			want(t, in.decide(), Approve, 0) // the honest one
+			in = certified()
+			c.change(in)
+			want(t, in.decide(), c.outcome, c.code)
+		})
+	}
+}
+
+// A first boot that is interrupted leaves a certificate that no kubelet uses. The machine attests
+// again with another key. A third party's certificate for the name still stops it.
+func TestAttested_InterruptedFirstBoots(t *testing.T) {
+	before := func(user, key string) *Request {
+		r := FromCSR(&certified().csr)
+		r.Name, r.Username, r.PublicKeySHA256, r.Approved, r.Decided = "csr-"+key, user, key, true, true
+		return r
+	}
+	bootstrapper := honest().csr.Spec.Username
+	for name, c := range map[string]struct {
+		issued []*Request
+		code   reason.Code
+	}{
+		"one": {[]*Request{before(issuer, "k1")}, 0},
+		"two": {[]*Request{before(issuer, "k1"), before(issuer, "k2")}, 0},
+		"three": {[]*Request{before(issuer, "k1"), before(issuer, "k2"), before(issuer, "k3")},
+			reason.CSRKeyChanged},
+		"a request that a kubelet made": {[]*Request{before(bootstrapper, "k1")}, reason.CSRKeyChanged},
+		"one, and one that a kubelet made": {[]*Request{before(issuer, "k1"), before(bootstrapper, "k2")},
+			reason.CSRKeyChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := certified()
+			in.fake.issued = c.issued
+			if c.code == 0 {
+				want(t, in.decide(), Approve, 0)
+				return
+			}
+			want(t, in.decide(), Refuse, c.code)
+		})
+	}
+}
+
+// A stand-in has no other sign of its Node than the requests of its kubelet.
+func TestServing_ReportsTheArrivalOfACertifiedMachine(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*v1alpha1.MachineAttestation)
+		want   string
+	}{
+		"certified": {nil, uidA},
+		"joined":    {func(r *v1alpha1.MachineAttestation) { r.Status.Phase = v1alpha1.PhaseJoined }, ""},
+		"certified as another node": {func(r *v1alpha1.MachineAttestation) {
+			r.Status.Certificate.Node = "worker-1"
+		}, ""},
+		"its kubelet made the request": {func(r *v1alpha1.MachineAttestation) {
+			r.Status.CertificateRequest = nil
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := serving()
+			in.config.Attestation, in.config.Issuer = true, issuer
+			rec := certified().fake.records[0]
+			rec.Status.Certificate = &v1alpha1.CertificateStatus{Node: "worker-0"}
+			if c.change != nil {
+				c.change(rec)
+			}
+			in.fake.records = []*v1alpha1.MachineAttestation{rec}
+			d := in.decide()
+			want(t, d, Approve, 0)
+			if d.Arrived != c.want {
+				t.Errorf("arrived %q", d.Arrived)
+			}
+		})
+	}
+}

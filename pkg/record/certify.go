@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// RequestCertificate records the request for a node's certificate that a machine made after its
+// attestation. der is a PKCS #10 request, and key is the hash of its public key. It denies
+//
+//   - a token that is not the live one of its machine: TokenSuperseded
+//   - a key that the machine did not attest: CSRKeyChanged
+//   - another request than the recorded one: CSRKeyChanged. A machine makes one request for each
+//     attestation
+//
+// It returns nil if the request is already recorded.
+func RequestCertificate(rec *v1alpha1.MachineAttestation, tokenID string, der []byte, key string,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if err := attestedKey(rec, tokenID, key, now); err != nil {
+		return nil, err
+	}
+	if r := rec.Status.CertificateRequest; r != nil {
+		if r.Token != tokenID || string(r.Request) != string(der) {
+			return nil, reason.Deny(reason.CSRKeyChanged, "%s/%s already requested a certificate with token %s",
+				rec.Namespace, rec.Name, r.Token)
+		}
+		return nil, nil
+	}
+	next := rec.DeepCopy()
+	next.Status.CertificateRequest = &v1alpha1.CertificateRequestStatus{Request: der, Token: tokenID}
+	return next, nil
+}
+
+// Certify records the approval of a machine's own request. Other than [Approve] it is not a join:
+// the machine does not have its config yet, and its Node does not exist. It denies what
+// [RequestCertificate] denies, and another name than that of an earlier approval: CSRKeyChanged. It
+// returns nil if the approval is already recorded.
+func Certify(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if rec == nil || rec.Status.CertificateRequest == nil {
+		return nil, reason.Deny(reason.CSRCredential, "the machine has requested no certificate")
+	}
+	if err := attestedKey(rec, rec.Status.CertificateRequest.Token, c.PublicKeySHA256, now); err != nil {
+		return nil, err
+	}
+	if was := rec.Status.Certificate; was != nil {
+		if was.PublicKeySHA256 != c.PublicKeySHA256 || was.Node != c.Node {
+			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was already approved",
+				was.Node, was.PublicKeySHA256)
+		}
+		return nil, nil
+	}
+	next := rec.DeepCopy()
+	c.Approved = metav1.NewTime(now)
+	next.Status.Certificate = &c
+	note(&next.Status, now, "Certified", "", "", "as node "+c.Node+", for the key that it attested")
+	clearRefusal(&next.Status, now)
+	return next, nil
+}
+
+// Issued records the chain (PEM) that was issued for the approved request of this name. It returns
+// nil if the record has another certificate, or has the chain already.
+func Issued(rec *v1alpha1.MachineAttestation, request string, chain []byte) *v1alpha1.MachineAttestation {
+	if rec == nil || rec.Status.Certificate == nil || rec.Status.Certificate.Request != request ||
+		len(rec.Status.Certificate.Issued) > 0 {
+		return nil
+	}
+	next := rec.DeepCopy()
+	next.Status.Certificate.Issued = chain
+	return next
+}
+
+// Arrived records that a machine joined, when its Node first proves that it has the certificate of
+// [Certify]. Otherwise it returns nil: the Machine's own reference to the Node latches the rest.
+func Arrived(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alpha1.MachineAttestation {
+	if rec == nil || rec.Status.CertificateRequest == nil || rec.Status.Certificate == nil ||
+		rec.Status.Certificate.Node != node {
+		return nil
+	}
+	return Joined(rec, node, now)
+}
+
+// Certified returns the hash of the key for which the bearer of a token has its node's certificate,
+// or "". Such a machine needs no bootstrap credential.
+func Certified(rec *v1alpha1.MachineAttestation, tokenID string, now time.Time) string {
+	t := CredentialToken(rec, now)
+	if t == nil || t.ID != tokenID {
+		return ""
+	}
+	s := rec.Status
+	if s.Certificate == nil || len(s.Certificate.Issued) == 0 || s.CSRKeySHA256 == "" ||
+		s.Certificate.PublicKeySHA256 != s.CSRKeySHA256 {
+		return ""
+	}
+	return s.CSRKeySHA256
+}
+
+// attestedKey checks that the machine may now have a certificate for a key.
+func attestedKey(rec *v1alpha1.MachineAttestation, tokenID, key string, now time.Time) error {
+	if rec == nil {
+		return reason.Deny(reason.CSRCredential, "no record exists")
+	}
+	s := rec.Status
+	switch t := CredentialToken(rec, now); {
+	case s.Quarantined || rec.Spec.Quarantined:
+		return reason.Deny(reason.Quarantined, "%s/%s", rec.Namespace, rec.Name)
+	case s.Phase == v1alpha1.PhaseJoined:
+		return reason.Deny(reason.MachineJoined, "%s/%s already joined", rec.Namespace, rec.Name)
+	case t == nil || t.ID != tokenID:
+		return reason.Deny(reason.TokenSuperseded, "token %s is not the live token of %s/%s", tokenID, rec.Namespace,
+			rec.Name)
+	case key == "" || s.CSRKeySHA256 != key:
+		return reason.Deny(reason.CSRKeyChanged, "the machine attested the key %q, but the request has %q", s.CSRKeySHA256,
+			key)
+	}
+	return nil
+}
