@@ -66,6 +66,10 @@ unit: ## the Go tests without the race detector, API servers and boot scenarios
 lint: tools build ## gofmt, golangci-lint, buf, generated code, shellcheck, size
 	@.ci/lint
 
+.PHONY: mutate
+mutate: tools ## mutants that the tests of a package do not notice: PKG=./pkg/token; without PKG, those of this change
+	@.ci/mutate $(PKG)
+
 .PHONY: vulncheck
 vulncheck: tools ## known vulnerabilities in both programs; it needs vuln.go.dev, so CI does not run it
 	@$(TOOLS)/govulncheck $(if $(DB),-db "$(DB)") ./agent ./verifier || { \
