@@ -125,7 +125,7 @@ func unpacked(config string) string {
 }
 
 // B5, B6: without a token there is the part that anyone may have, from the same
-// MachineConfigs as the whole, which an attested machine receives immediately (B13).
+// MachineConfigs as the full config, which an attested machine receives immediately (B13).
 func TestAnonymousFetch_ReceivesOnlyThePreApprovedPart(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	code, _, body := v.fetch(http.MethodGet, "/config/worker", "")

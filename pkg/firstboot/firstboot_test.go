@@ -20,7 +20,8 @@ import (
 var hash = strings.Repeat("ab", 32)
 
 func agentConfig() firstboot.AgentConfig {
-	return firstboot.AgentConfig{Origin: "https://api-int.test:22623", Agents: map[string]string{"amd64": hash, "arm64": hash},
+	return firstboot.AgentConfig{Origin: "https://api-int.test:22623",
+		Agents:  map[string]string{"amd64": hash, "arm64": hash},
 		Pointer: []byte(`{"ignition":{"version":"3.2.0"}}`)}
 }
 
@@ -80,7 +81,8 @@ func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
 			t.Errorf("%s: %+v", arch, f)
 		}
 	}
-	if got := content(t, file(t, c, "/etc/mcs-attest/firstboot/pointer.ign").Contents); got != string(agentConfig().Pointer) {
+	got := content(t, file(t, c, "/etc/mcs-attest/firstboot/pointer.ign").Contents)
+	if got != string(agentConfig().Pointer) {
 		t.Errorf("pointer config %q", got)
 	}
 	if got := content(t, file(t, c, "/etc/mcs-attest/firstboot/config").Contents); got != firstboot.PreApproved {

@@ -34,7 +34,7 @@ type Backend interface {
 	Records() Records
 	// Live returns the functions that read past the cache.
 	Live() Live
-	// Configs serves the backend's own configs: the whole ones, or the parts for machines that are not
+	// Configs serves the backend's own configs: the full ones, or the parts for machines that are not
 	// approved. It returns nil if there are none.
 	Configs(preApproved bool) *gate.Source
 	// Authorities returns the CAs that pointer configs name, in PEM. The error is temporary.

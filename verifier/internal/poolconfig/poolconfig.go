@@ -4,13 +4,13 @@
 // them: package renderedconfig from a cluster's API, package machineconfigs from a folder. This package
 // decides what a change means:
 //
-//   - A pool has two configs: the whole one, and the pre-approved part, which any client may have.
-//   - A change that does not render affects only its pool. The last good whole config stays in force,
+//   - A pool has two configs: the full one, and the pre-approved part, which any client may have.
+//   - A change that does not render affects only its pool. The last good full config stays in force,
 //     and [Store.Findings] has the reason.
 //   - The last good pre-approved part stays only while each MachineConfig in it exists, is unchanged,
 //     and still belongs to the part. Otherwise the part is withdrawn.
 //   - A pool that never rendered has no config. That is a temporary denial.
-//   - A whole config that needs a kubeconfig is never served without it: the machine would use up its
+//   - A full config that needs a kubeconfig is never served without it: the machine would use up its
 //     token and never join.
 //
 // Authors of MachineConfigs have root access to every node. So their content is trusted, but they can
@@ -87,17 +87,17 @@ type served struct {
 type Input struct {
 	render.Input
 	Extras mcs.Extras
-	// Chosen is the rendered MachineConfig that the pool names, which is the whole config. If Chosen
-	// and ChosenErr are nil, the whole config is rendered here.
+	// Chosen is the rendered MachineConfig that the pool names, which is the full config. If Chosen
+	// and ChosenErr are nil, the full config is rendered here.
 	Chosen    *render.Rendered
 	ChosenErr error
-	// NoKubeconfig is why whole configs cannot have the kubeconfig that they need.
+	// NoKubeconfig is why full configs cannot have the kubeconfig that they need.
 	NoKubeconfig error
 	// Faults are those of input that was replaced by older input.
 	Faults []Fault
 }
 
-// Config returns a pool's config for a client that accepts these versions: the whole one,
+// Config returns a pool's config for a client that accepts these versions: the full one,
 // or the pre-approved part. The error is a denial.
 func (s *Store) Config(name string, preApproved bool, accept specversion.Accept) (*gate.Rendered, error) {
 	s.mu.RLock()
@@ -124,7 +124,7 @@ func (s *Store) Names() []string {
 	return slices.Sorted(maps.Keys(s.pools))
 }
 
-// Pools returns the names of the pools that have a whole config, sorted.
+// Pools returns the names of the pools that have a full config, sorted.
 func (s *Store) Pools() []string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -149,7 +149,8 @@ type agentConfigKey struct {
 	plain *gate.Rendered
 }
 
-func (c *agentConfigs) get(key agentConfigKey, authorities []byte, make func() (*gate.Rendered, error)) (*gate.Rendered, error) {
+func (c *agentConfigs) get(key agentConfigKey, authorities []byte, make func() (*gate.Rendered, error)) (
+	*gate.Rendered, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.ring {

@@ -19,8 +19,8 @@ type explanation struct {
 	Pool           string          `json:"pool"`
 	Name           string          `json:"name,omitempty"`
 	MachineConfigs []render.Choice `json:"machineConfigs"`
-	// Whole and PreApproved are where the parts come from, Left is what the second leaves out.
-	Whole            []render.Origin `json:"whole,omitempty"`
+	// Full and PreApproved are where the parts come from, Left is what the second leaves out.
+	Full             []render.Origin `json:"whole,omitempty"`
 	PreApproved      []render.Origin `json:"preApproved,omitempty"`
 	Left             []render.Origin `json:"left,omitempty"`
 	Error            string          `json:"error,omitempty"`
@@ -38,12 +38,12 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 		return hint.New(renderFailed(err), "a pool selects by its spec.machineConfigSelector, usually by the label %s",
 			render.LabelRole)
 	}
-	whole, err := render.Full(r.pool, in)
+	full, err := render.Full(r.pool, in)
 	if err != nil {
 		err = renderFailed(err)
 		e.Error = err.Error()
 	} else {
-		e.Name, e.Whole = whole.Config.Name, whole.Origins
+		e.Name, e.Full = full.Config.Name, full.Origins
 	}
 	part, wrong := render.PreApproved(r.pool, in, o)
 	if wrong != nil {
@@ -108,7 +108,7 @@ func (e *explanation) print(out io.Writer, preApproved bool) error {
 		}
 	}
 	if !preApproved {
-		table("The whole config:", e.Whole, false)
+		table("The full config:", e.Full, false)
 	}
 	table("The pre-approved part:", e.PreApproved, true)
 	table("Not in the pre-approved part:", e.Left, true)

@@ -38,7 +38,7 @@ func open(t *testing.T) (*Folder, string) {
 	return Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet()}), dir
 }
 
-func TestFolder_ServesWholeAndPreApprovedConfigs(t *testing.T) {
+func TestFolder_ServesFullAndPreApprovedConfigs(t *testing.T) {
 	s, dir := open(t)
 	if got := s.Pools(); len(got) != 1 || got[0] != "worker" {
 		t.Fatalf("pools %v, findings %v", got, s.Findings())
@@ -46,7 +46,7 @@ func TestFolder_ServesWholeAndPreApprovedConfigs(t *testing.T) {
 	full, pre := poolconfigtest.Text(t, s, "worker", false), poolconfigtest.Text(t, s, "worker", true)
 	for _, want := range []string{"/etc/base", "/etc/site", "/etc/ignition-machine-config-encapsulated.json"} {
 		if !strings.Contains(full, want) {
-			t.Errorf("the whole config has no %s", want)
+			t.Errorf("the full config has no %s", want)
 		}
 	}
 	if !strings.Contains(pre, "/etc/base") || strings.Contains(pre, "/etc/site") {
@@ -108,7 +108,7 @@ func TestFolder_BrokenChangeKeepsTheLastGoodConfig(t *testing.T) {
 			write(t, dir, tt.file, tt.content)
 			s.scan()
 			if got := poolconfigtest.Text(t, s, "worker", false); got != full {
-				t.Error("the whole config changed")
+				t.Error("the full config changed")
 			}
 			if got := poolconfigtest.Text(t, s, "worker", true); got != pre {
 				t.Error("the part for anyone changed")
@@ -133,7 +133,7 @@ func TestFolder_BrokenChangeKeepsTheLastGoodConfig(t *testing.T) {
 	}
 }
 
-// A pool whose pre-approved part would hold a secret has none; the whole config is served.
+// A pool whose pre-approved part would hold a secret has none; the full config is served.
 func TestAttack_T55_ASecretIsInNoConfigForAnyone(t *testing.T) {
 	s, dir := open(t)
 	key := "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n"
@@ -160,7 +160,7 @@ func TestAttack_T55_ASecretIsInNoConfigForAnyone(t *testing.T) {
 		t.Error("the key is in a finding")
 	}
 	if !strings.Contains(poolconfigtest.Text(t, s, "worker", false), "site.key") {
-		t.Error("the whole config does not have it")
+		t.Error("the full config does not have it")
 	}
 	// Where there never was a part for anyone, there is none; with the path listed there is.
 	fresh := Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet()})

@@ -5,7 +5,7 @@
 // again when a file changes.
 //
 // Files are independent. A broken file keeps its last good content, and does not affect the others. A
-// deleted file is no longer used. The kubeconfig is an exception: the last good one stays in whole
+// deleted file is no longer used. The kubeconfig is an exception: the last good one stays in full
 // configs until the verifier restarts.
 package machineconfigs
 
@@ -108,7 +108,7 @@ func (f *Folder) scan() {
 			in.Extras.Kubeconfig = one.kubeconfig
 			if one.kubeconfig.Empty() {
 				in.NoKubeconfig = reason.Deny(reason.ConfigUnavailable,
-					"%s cannot be used, so whole configs would have no kubeconfig", filepath.Join(f.dir, name))
+					"%s cannot be used, so full configs would have no kubeconfig", filepath.Join(f.dir, name))
 			}
 		}
 	}
@@ -154,7 +154,7 @@ func (f *Folder) read(entries []fs.DirEntry) (changed bool) {
 				one.sum, changed = [sha256.Size]byte{}, true
 			}
 			one.faults = []poolconfig.Fault{notRead(filepath.Join(f.dir, name) +
-				" was deleted; its last good state stays in whole configs until the verifier restarts")}
+				" was deleted; its last good state stays in full configs until the verifier restarts")}
 		default:
 			delete(f.files, name)
 			changed = true

@@ -22,7 +22,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 		change func(dir string)
 		// stays: it is served as before.
 		stays bool
-		// renders is true if the pool still renders, so that its whole config changes.
+		// renders is true if the pool still renders, so that its full config changes.
 		renders bool
 	}{
 		{"another is broken, nothing was withdrawn", func(dir string) { write(t, dir, "50-site.yaml", broken) }, true, false},
@@ -69,7 +69,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			s, dir := open(t)
 			write(t, dir, "01-more.yaml", public)
 			s.scan()
-			before, whole := poolconfigtest.Text(t, s, "worker", true), poolconfigtest.Text(t, s, "worker", false)
+			before, full := poolconfigtest.Text(t, s, "worker", true), poolconfigtest.Text(t, s, "worker", false)
 			if !strings.Contains(before, "/etc/public") {
 				t.Fatal("it does not exist")
 			}
@@ -85,14 +85,14 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			if len(s.Findings()) == 0 {
 				t.Error("nothing is reported")
 			}
-			if changed := poolconfigtest.Text(t, s, "worker", false) != whole; changed != tt.renders {
-				t.Errorf("the whole config changed: %v", changed)
+			if changed := poolconfigtest.Text(t, s, "worker", false) != full; changed != tt.renders {
+				t.Errorf("the full config changed: %v", changed)
 			}
 		})
 	}
 }
 
-func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
+func TestNoFullConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 	const good = "users: [{name: kubelet, user: {token: shared}}]\n"
 	for _, tt := range []struct{ name, content, want string }{
 		{"empty", "", "no user has a credential"},

@@ -181,7 +181,7 @@ func TestRendered_FollowsTheMachineConfigs(t *testing.T) {
 	for _, want := range []string{"/etc/kubernetes/kubeconfig", placeholder, "api-int.test%3A6443", "kubelet-ca",
 		"quay.test%2Fos"} {
 		if !strings.Contains(full, want) {
-			t.Errorf("%q is not in the whole config", want)
+			t.Errorf("%q is not in the full config", want)
 		}
 	}
 	// In every version the gate finds where a machine's own credential goes.

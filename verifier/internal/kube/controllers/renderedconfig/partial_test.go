@@ -235,7 +235,7 @@ func TestFailedRead_ChangesNothing(t *testing.T) {
 		return nil
 	})
 	if poolconfigtest.Text(t, s, "worker", false) != full {
-		t.Error("the whole config changed")
+		t.Error("the full config changed")
 	}
 	a.change(func() { a.broken = map[string]bool{} })
 	has(t, s, false, "/etc/new", "")
@@ -303,7 +303,7 @@ func TestRendered_UnreadableNewPoolLeavesTheReplicaReady(t *testing.T) {
 	}
 }
 
-func TestRendered_WholeConfigHasItsKubeconfig(t *testing.T) {
+func TestRendered_FullConfigHasItsKubeconfig(t *testing.T) {
 	without := strings.Replace(kubeconfigData, "ca-bundle.crt", "other", 1)
 	noServer := strings.Replace(controllerConfig, "apiServerInternalURI: https://api-int.test:6443", `apiServerInternalURI: ""`, 1)
 	for _, tt := range []struct {

@@ -7,7 +7,7 @@
 //
 // Reconcile makes the two configs of one pool:
 //
-//   - the whole config. It is the rendered MachineConfig that the Machine Config Server would serve:
+//   - the full config. It is the rendered MachineConfig that the Machine Config Server would serve:
 //     the pool's spec.configuration after a node has it, and status.configuration until then. If a pool
 //     names none, it is rendered here;
 //   - the pre-approved part, which is always rendered here.
@@ -85,7 +85,7 @@ type Options struct {
 	Log   *slog.Logger // required
 	Store *poolconfig.Store
 	Now   func() time.Time // default time.Now
-	// OwnCredential means that each machine receives its own bootstrap credential. Whole configs then
+	// OwnCredential means that each machine receives its own bootstrap credential. Full configs then
 	// have a kubeconfig with a placeholder that the gate replaces. Otherwise they have no kubeconfig.
 	OwnCredential bool
 	// KubeconfigConfigMap, as namespace/name, has the CA of the API server.
