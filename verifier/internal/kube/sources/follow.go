@@ -34,6 +34,7 @@ type follower struct {
 	*Source
 	number uint32                              // of the watch
 	api    toolscache.ListerWatcherWithContext // of the cache
+	ended  <-chan struct{}                     // of the cache
 
 	mu      sync.Mutex
 	listed  bool // the last page was read
@@ -46,7 +47,7 @@ type follower struct {
 // follow follows a source until ctx ends or the source needs another cache. It returns the reason.
 func (i *Runner) follow(ctx context.Context, s *Source) error {
 	ctx, end := context.WithCancelCause(ctx)
-	f := &follower{Source: s, number: s.StartWatch(i.o.Revisions.Epoch())}
+	f := &follower{Source: s, number: s.StartWatch(i.o.Revisions.Epoch()), ended: ctx.Done()}
 	if s.target == nil {
 		target, err := i.find(s)
 		if err != nil {
@@ -142,8 +143,62 @@ func (f *follower) informer(
 	api toolscache.ListerWatcher, _ runtime.Object, _ time.Duration, by toolscache.Indexers,
 ) toolscache.SharedIndexInformer {
 	f.api = toolscache.ToListerWatcherWithContext(api)
-	return toolscache.NewSharedIndexInformer(f, &entry{}, 0, by)
+	return informer{toolscache.NewSharedIndexInformer(f, &entry{}, 0, by), f.ended}
 }
+
+// informer ends each wait for its first list when its cache ends. For a cache of namespaces, controller-runtime has
+// goroutines that wait only for the list. Without this, each cache that ends before its first list leaves two.
+type informer struct {
+	toolscache.SharedIndexInformer
+	ended <-chan struct{} // of the cache
+}
+
+// HasSyncedChecker implements [toolscache.SharedIndexInformer].
+func (i informer) HasSyncedChecker() toolscache.DoneChecker {
+	return until(i.SharedIndexInformer.HasSyncedChecker(), i.ended)
+}
+
+// AddEventHandler implements [toolscache.SharedIndexInformer].
+func (i informer) AddEventHandler(h toolscache.ResourceEventHandler) (
+	toolscache.ResourceEventHandlerRegistration, error,
+) {
+	r, err := i.SharedIndexInformer.AddEventHandler(h)
+	if err != nil {
+		return nil, fmt.Errorf("add an event handler: %w", err)
+	}
+	return registration{r, until(r.HasSyncedChecker(), i.ended)}, nil
+}
+
+// registration is that of an event handler.
+type registration struct {
+	toolscache.ResourceEventHandlerRegistration
+	checker toolscache.DoneChecker
+}
+
+// HasSyncedChecker implements [toolscache.ResourceEventHandlerRegistration].
+func (r registration) HasSyncedChecker() toolscache.DoneChecker { return r.checker }
+
+// checker is done when the checker that it extends is done, or never will be.
+type checker struct {
+	toolscache.DoneChecker
+	done chan struct{}
+}
+
+// until returns a checker that is also done when ended is closed.
+func until(c toolscache.DoneChecker, ended <-chan struct{}) toolscache.DoneChecker {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-c.Done():
+		case <-ended:
+		}
+	}()
+	return checker{c, done}
+}
+
+// Done implements [toolscache.DoneChecker].
+func (c checker) Done() <-chan struct{} { return c.done }
 
 // IsWatchListSemanticsUnSupported selects paged lists, whose revision is known before their objects are applied.
 func (f *follower) IsWatchListSemanticsUnSupported() bool { return true }
