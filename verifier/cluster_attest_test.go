@@ -93,7 +93,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	srv := listen.NewServer(h, s.Certificates, s.Log)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, nil), "", "") })
+	wg.Go(func() { _ = srv.Serve(listen.Encrypt(listen.Limit(l, c.MaxConnections, nil), srv.TLSConfig)) })
 	wg.Go(func() {
 		if err := s.Run(ctx); err != nil && ctx.Err() == nil {
 			rs.t.Errorf("replica: %v", err)

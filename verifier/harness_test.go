@@ -147,7 +147,7 @@ func (v *verifier) start() {
 	}
 	v.addr = l.Addr().String()
 	srv := listen.NewServer(h, s.Certificates, s.Log)
-	go func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, s.Trusted), "", "") }()
+	go func() { _ = srv.Serve(listen.Encrypt(listen.Limit(l, c.MaxConnections, s.Trusted), srv.TLSConfig)) }()
 	v.stop = sync.OnceFunc(func() {
 		_ = srv.Close()
 		_ = s.Close()

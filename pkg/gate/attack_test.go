@@ -3,6 +3,7 @@
 package gate
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -176,6 +177,7 @@ func TestAttack_T46_TokenInTheURL(t *testing.T) {
 	// The form of RFC 6750 in a body is also ignored.
 	f = newGate()
 	r := httptest.NewRequest(http.MethodGet, "/config/worker", strings.NewReader("access_token="+raw))
+	r.TLS = &tls.ConnectionState{}
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	if res := f.do(t, r); res.StatusCode != 401 {
 		t.Errorf("in the body: %d", res.StatusCode)
@@ -184,7 +186,7 @@ func TestAttack_T46_TokenInTheURL(t *testing.T) {
 
 func TestAttack_T48_HEADRevealsNoLength(t *testing.T) {
 	server := func(f *fixture) *httptest.Server {
-		s := httptest.NewServer(New(f.Config))
+		s := httptest.NewTLSServer(New(f.Config))
 		t.Cleanup(s.Close)
 		return s
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -102,6 +103,7 @@ func ownConfigs(b *testing.B) (shared, own http.Handler, bearer string, plain []
 	bearer = "Bearer " + string(raw.Expose())
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodGet, "/config/worker", nil)
+	r.TLS = &tls.ConnectionState{}
 	r.Header.Set("Accept", ignition2x)
 	r.Header.Set("Authorization", bearer)
 	shared.ServeHTTP(w, r)
@@ -188,6 +190,7 @@ func BenchmarkConfigs(b *testing.B) {
 	}{{"cached", shared}, {"own-credential", own}} {
 		b.Run(c.name, func(b *testing.B) {
 			r := httptest.NewRequest(http.MethodGet, "/config/worker", nil)
+			r.TLS = &tls.ConnectionState{}
 			r.Header.Set("Accept", ignition2x)
 			r.Header.Set("Authorization", bearer)
 			b.ReportAllocs()

@@ -28,6 +28,8 @@
 // complete response. So neither a failed response nor HEAD costs a use. HEAD requires the
 // same token (rule 9 of docs/security-rules.md).
 //
+// In no mode does the gate serve a config to a request without TLS, not even for a valid token.
+//
 // If a pool's policy accepts the provisioning token without other evidence, that token
 // also opens the gate. It names no machine, so no use is counted.
 package gate
@@ -263,8 +265,8 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 
 // decide returns the response, or the denial. In order:
 //
-//   - the source is within its rate limit, the pool's name is valid, and a policy covers
-//     the pool;
+//   - the source is within its rate limit, the request came over TLS, the pool's name is
+//     valid, and a policy covers the pool. Only a valid token overrides the rate limit;
 //   - Off and Audit: the upstream's response, for every caller;
 //   - without a token: the pre-approved config, if the policy has it;
 //   - without a token, and no provisioning token exists: the upstream's response if the
@@ -358,10 +360,13 @@ func (g *gate) lookUp(r *request) error {
 		tooOften = g.Admit(r.Request)
 	}
 	pool, ok := Pool(r.URL.Path)
+	r.pool, r.decision.Pool = pool, pool
+	if r.TLS == nil {
+		return cmp.Or(tooOften, reason.Deny(reason.Plaintext, "the request did not come over TLS"))
+	}
 	if !ok {
 		return cmp.Or(tooOften, reason.Deny(reason.PoolUnknown, "the last element of the path is not a pool name"))
 	}
-	r.pool, r.decision.Pool = pool, pool
 	policy, err := g.Policy(r.pool)
 	if err != nil {
 		return cmp.Or(tooOften, err)

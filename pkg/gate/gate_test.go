@@ -4,6 +4,7 @@ package gate
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net/http"
@@ -126,9 +127,10 @@ func (f *fixture) do(t testing.TB, r *http.Request) *http.Response {
 	return res
 }
 
-// get returns a request for a path with a token, or without one if it is "".
+// get returns a request over TLS for a path with a token, or without one if it is "".
 func get(path, raw string) *http.Request {
 	r := httptest.NewRequest(http.MethodGet, path, nil)
+	r.TLS = &tls.ConnectionState{}
 	r.Header.Set("Accept", ignition34)
 	r.Header.Set("User-Agent", "Ignition/2.20.0")
 	if raw != "" {
@@ -270,13 +272,31 @@ func TestAdmit_LimitsASource(t *testing.T) {
 	}
 }
 
-// A20: the gate does not know the transport. It must return a final denial for the plain
-// listener's reason.
+// A20: no mode, and no token, opens the gate to a request without TLS. Ignition does not repeat
+// the request, also if no policy covers the pool.
 func TestA20_PlainHTTPIsDeniedFinally(t *testing.T) {
+	for _, mode := range []Mode{Enforce, Audit, Off} {
+		for path, pool := range map[string]string{"/config/worker": "worker", "/config/other": "other", "/config/_": ""} {
+			f := newFixture()
+			f.policy.Mode, f.policy.PreApproved, f.policy.OpenWithoutToken = mode, true, true
+			for _, raw := range []string{good, ""} {
+				r := get(path, raw)
+				r.TLS = nil
+				res := f.do(t, r)
+				d := f.decisions[len(f.decisions)-1]
+				if res.StatusCode != 401 || len(f.upstream)+f.redeem.checks != 0 || d.Outcome != "denied" ||
+					d.Denial.Code != reason.Plaintext || d.Pool != pool {
+					t.Errorf("mode %d, %s, token %q: %d, %+v", mode, path, raw, res.StatusCode, d)
+				}
+			}
+		}
+	}
 	f := newFixture()
-	f.Admit = func(*http.Request) error { return reason.Deny(reason.Plaintext, "") }
-	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || len(f.upstream) != 0 {
-		t.Error(res.StatusCode)
+	f.Admit = func(*http.Request) error { return reason.Deny(reason.RateLimited, "") }
+	r := get("/config/worker", good)
+	r.TLS = nil
+	if res := f.do(t, r); res.StatusCode != 503 || len(f.upstream) != 0 {
+		t.Errorf("over the rate limit, with a token: %d", res.StatusCode)
 	}
 }
 

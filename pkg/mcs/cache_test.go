@@ -4,6 +4,7 @@ package mcs_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -239,6 +240,7 @@ func TestNegotiation_A26(t *testing.T) {
 			"a/vnd.coreos.ignition+json;version=4.0.0, a/vnd.coreos.ignition+json;version=3.4.0;q=0.1",
 		} {
 			r := httptest.NewRequest(http.MethodGet, "/config/worker", nil)
+			r.TLS = &tls.ConnectionState{}
 			r.Header.Set("Accept", header)
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)

@@ -268,7 +268,8 @@ func TestAttack_T68_OpenDoorIsReported(t *testing.T) {
 		{"the whole ruleset is flushed", "flush ruleset", []string{"port 22623 of Node cp", "port 22624 of Node cp"}},
 		{"the chains of the table are flushed", "flush table inet mcs_attest",
 			[]string{"port 22623 of Node cp", "port 22624 of Node cp"}},
-		{"only one port is open", "flush chain inet mcs_attest input", []string{"port 22624 of Node cp"}},
+		{"only one port is open", "insert rule inet mcs_attest prerouting tcp dport 22624 accept; " +
+			"flush chain inet mcs_attest input", []string{"port 22624 of Node cp"}},
 		{"the table was never loaded", "delete table inet mcs_attest",
 			[]string{"port 22623 of Node cp", "port 22624 of Node cp"}},
 	} {

@@ -38,8 +38,10 @@ const verifierUser = 1999990000
 const (
 	theMCS      = "MCS"
 	theVerifier = "verifier"
-	refused     = "refused"
-	noAnswer    = "no answer"
+	// denied is the answer of the stand-in for the verifier, as of any server with TLS, to a request without.
+	denied   = "Client sent an HTTP request to an HTTPS server.\n"
+	refused  = "refused"
+	noAnswer = "no answer"
 )
 
 // pluginRules are the rules of OVN-Kubernetes in the network of an OpenShift host.
@@ -452,14 +454,14 @@ var outside = func() (all []attempt) {
 			all = append(all,
 				attempt{from.name + ", " + to.name, from.host, 0, net.JoinHostPort(to.address, "22623"), theMCS, theVerifier},
 				attempt{from.name + ", " + to.name + ", in clear", from.host, 0, net.JoinHostPort(to.address, "22624"),
-					theMCS, refused})
+					theMCS, denied})
 		}
 	}
 	for _, to := range []string{"127.0.0.1", "127.22.62.3", "::1"} {
 		all = append(all,
 			attempt{"root on the host, " + to, cp, 0, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
 			attempt{"another user on the host, " + to, cp, 1000, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
-			attempt{"another user on the host, " + to + ", in clear", cp, 1000, net.JoinHostPort(to, "22624"), theMCS, refused})
+			attempt{"another user on the host, " + to + ", in clear", cp, 1000, net.JoinHostPort(to, "22624"), theMCS, denied})
 	}
 	// The verifier's own way, used by another user, and from other hosts.
 	return append(all,
@@ -511,11 +513,11 @@ func TestAttack_T52_ThroughAService(t *testing.T) {
 	}
 	there := []attempt{
 		{"a node", node, 0, service4 + ":443", theMCS, theVerifier},
-		{"a node, in clear", node, 0, service4 + ":80", theMCS, refused},
+		{"a node, in clear", node, 0, service4 + ":80", theMCS, denied},
 		{"a pod on a node", far, 0, service4 + ":443", theMCS, theVerifier},
-		{"a pod on a node, in clear", far, 0, service4 + ":80", theMCS, refused},
+		{"a pod on a node, in clear", far, 0, service4 + ":80", theMCS, denied},
 		{"a pod on a node, IPv6", far, 0, "[" + service6 + "]:443", theMCS, theVerifier},
-		{"a pod on a node, IPv6, in clear", far, 0, "[" + service6 + "]:80", theMCS, refused},
+		{"a pod on a node, IPv6, in clear", far, 0, "[" + service6 + "]:80", theMCS, denied},
 	}
 	c.nft(cp, services)
 	c.nft(node, services)
@@ -532,7 +534,7 @@ func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
 		"; echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
 	attempts := []attempt{
 		{"127.0.0.1", pod, 0, "127.0.0.1:22623", theMCS, theVerifier},
-		{"127.0.0.1, in clear", pod, 0, "127.0.0.1:22624", theMCS, refused},
+		{"127.0.0.1, in clear", pod, 0, "127.0.0.1:22624", theMCS, denied},
 		{"the verifier's way", pod, 0, "127.22.62.3:22644", refused, refused},
 		{"the verifier's way, as that user", pod, verifierUser, "127.22.62.3:22644", refused, refused},
 		{"the verifier's address", pod, verifierUser, "127.22.62.3:22623", theMCS, theVerifier},
@@ -574,37 +576,37 @@ func TestRules_LetTheVerifierReachTheMCS(t *testing.T) {
 func TestBalancerThatKeepsItsAddress(t *testing.T) {
 	c := start(t, true)
 	c.nft(cp, hairpin)
-	attempts := func(closed string) []attempt {
+	attempts := func(closed, inClear string) []attempt {
 		return []attempt{
 			{"a node", node, 0, balancer4 + ":22623", theMCS, closed},
-			{"a node, in clear", node, 0, balancer4 + ":22624", theMCS, refused},
+			{"a node, in clear", node, 0, balancer4 + ":22624", theMCS, inClear},
 			{"a node, IPv6", node, 0, "[" + balancer6 + "]:22623", theMCS, closed},
-			{"a node, IPv6, in clear", node, 0, "[" + balancer6 + "]:22624", theMCS, refused},
+			{"a node, IPv6, in clear", node, 0, "[" + balancer6 + "]:22624", theMCS, inClear},
 			{"the host", cp, 0, balancer4 + ":22623", theMCS, closed},
-			{"the host, in clear", cp, 0, balancer4 + ":22624", theMCS, refused},
+			{"the host, in clear", cp, 0, balancer4 + ":22624", theMCS, inClear},
 		}
 	}
-	unlisted := attempts(refused)
+	unlisted := attempts(refused, refused)
 	c.try(t, unlisted, false)
 	c.load(t)
 	c.try(t, unlisted, true)
 	c.nft(cp, "add element inet mcs_attest balancers4 { "+balancer4+" }; add element inet mcs_attest balancers6 { "+
 		balancer6+" }")
-	c.try(t, attempts(theVerifier), true)
+	c.try(t, attempts(theVerifier, denied), true)
 }
 
 func TestRules_LetAListedClientUseThePlainPort(t *testing.T) {
 	c := start(t, true)
 	c.load(t)
-	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", refused},
-		{"IPv6", node, 0, "[" + cp6 + "]:22624", "", refused}}, true)
+	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", denied},
+		{"IPv6", node, 0, "[" + cp6 + "]:22624", "", denied}}, true)
 	c.nft(cp, "add element inet mcs_attest plain4 { 192.0.2.20 }; add element inet mcs_attest plain6 { 2001:db8:1::20 }")
 	c.try(t, []attempt{
 		{"listed", node, 0, cp4 + ":22624", "", theMCS},
 		{"listed, the other port", node, 0, cp4 + ":22623", "", theVerifier},
-		{"not listed", pod, 0, cp4 + ":22624", "", refused},
+		{"not listed", pod, 0, cp4 + ":22624", "", denied},
 		{"listed, IPv6", node, 0, "[" + cp6 + "]:22624", "", theMCS},
-		{"not listed, IPv6", pod, 0, "[" + cp6 + "]:22624", "", refused},
+		{"not listed, IPv6", pod, 0, "[" + cp6 + "]:22624", "", denied},
 	}, true)
 }
 

@@ -114,5 +114,11 @@ func TestRules_LetNodesReachTheMCSOnlyThroughTheVerifier(t *testing.T) {
 		if status, body := c.get(from, 0, cp4, url+"/elsewhere"); status == http.StatusOK || body == rig.Config(theMCS) {
 			t.Errorf("from %s, a path that the gate has not: %d %s", from, status, body)
 		}
+		// A20: both ports deny a request without TLS, so that Ignition stops.
+		for _, port := range []string{":22623", ":22624"} {
+			if status, body := c.get(from, 0, cp4, "http://"+cp4+port+"/config/worker"); status != http.StatusUnauthorized {
+				t.Errorf("from %s, %s in clear: %d %s", from, port, status, body)
+			}
+		}
 	}
 }

@@ -5,6 +5,7 @@ package credential_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -129,6 +130,7 @@ func newDoor(s *site, kind config.CredentialKind, change ...func(*credential.Rea
 func (d *door) ask(method string) (status int, body []byte) {
 	d.Helper()
 	r := httptest.NewRequest(method, "/config/worker", nil)
+	r.TLS = &tls.ConnectionState{}
 	if !d.anonymous {
 		r.Header.Set("Authorization", "Bearer the.machines.token")
 	}

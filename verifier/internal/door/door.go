@@ -16,10 +16,10 @@
 //
 // # What an observation means
 //
-//   - Closed: port 22623 gave the proof, and port 22624 refused or dropped the
-//     connection on the path on which 22623 gave the proof.
-//   - Open: an HTTP server on 22623 answered without the proof, or 22624 accepted
-//     a connection.
+//   - Closed: the port gave the proof. Or port 22624 refused or dropped the
+//     connection on a path on which 22623 gave the proof.
+//   - Open: an HTTP server answered without the proof, or a server without TLS
+//     answered on 22624.
 //   - Unknown: everything else. A refused connection on 22623 is not Closed: the
 //     packet filter of the observing host may have refused it.
 //
@@ -154,7 +154,7 @@ func (p *Prober) Probe(ctx context.Context, host netip.Addr) (gate, clear Observ
 			defer func() { done <- struct{}{} }()
 			second := i == 1
 			paths[i].gate = p.prove(ctx, netip.AddrPortFrom(host, ports[0]), second)
-			paths[i].clear = p.connect(ctx, netip.AddrPortFrom(host, ports[1]), second)
+			paths[i].clear = p.proveOrRefuse(ctx, netip.AddrPortFrom(host, ports[1]), second)
 		}()
 	}
 	<-done
@@ -183,14 +183,54 @@ func worse(direct, second Observation) Observation {
 	return direct
 }
 
-// prove requests the proof.
+// prove requests the proof from the port with TLS.
 func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Observation {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	conn, err := p.dial(ctx, at, second)
+	if err == nil {
+		var o Observation
+		if o, err = p.request(ctx, at.Addr(), conn); err == nil {
+			return o
+		}
+	}
+	return Observation{Unknown, "no answer: " + brief(err)}
+}
+
+// proveOrRefuse requests the proof from the port without TLS. The rules redirect it to the gate. Other
+// rules may refuse its connections. The Machine Config Server accepts them, and does not use TLS.
+func (p *Prober) proveOrRefuse(ctx context.Context, at netip.AddrPort, second bool) Observation {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := p.dial(ctx, at, second)
+	var timeout net.Error
+	switch {
+	case err == nil:
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET), errors.As(err, &timeout) &&
+		timeout.Timeout():
+		return Observation{Closed, "no connection: " + brief(err)}
+	default:
+		// For example, no local port is free, which proves nothing about the host.
+		return Observation{Unknown, "no connection was attempted: " + brief(err)}
+	}
+	o, err := p.request(ctx, at.Addr(), conn)
+	var noTLS tls.RecordHeaderError
+	switch {
+	case err == nil:
+		return o
+	case errors.As(err, &noTLS):
+		return Observation{Open, "a server without TLS answers"}
+	}
+	return Observation{Unknown, "no answer: " + brief(err)}
+}
+
+// request requests the proof over conn, which it closes.
+func (p *Prober) request(ctx context.Context, host netip.Addr, conn net.Conn) (Observation, error) {
+	defer conn.Close()
 	nonce := make([]byte, nonceSize)
 	rand.Read(nonce)
 	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx, at, second) },
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 		// The proof authenticates the other end, and nothing secret is sent.
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}, // as above
 		TLSNextProto:      map[string]func(string, *tls.Conn) http.RoundTripper{},
@@ -198,21 +238,22 @@ func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Obse
 	}
 	defer transport.CloseIdleConnections()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+
-		net.JoinHostPort(at.Addr().String(), strconv.Itoa(GatePort))+pathPrefix+hex.EncodeToString(nonce), nil)
+		net.JoinHostPort(host.String(), strconv.Itoa(GatePort))+pathPrefix+hex.EncodeToString(nonce), nil)
 	if err != nil {
-		return Observation{Unknown, err.Error()}
+		return Observation{}, err
 	}
 	resp, err := transport.RoundTrip(r)
 	if err != nil {
-		return Observation{Unknown, "no answer: " + brief(err)}
+		return Observation{}, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests {
-		return Observation{Unknown, fmt.Sprintf("a server answers with status %d, which proves nothing", resp.StatusCode)}
+		return Observation{Unknown, fmt.Sprintf("a server answers with status %d, which proves nothing",
+			resp.StatusCode)}, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		return Observation{Unknown, "incomplete answer: " + brief(err)}
+		return Observation{Unknown, "incomplete answer: " + brief(err)}, nil
 	}
 	message, err := message(nonce, resp.TLS)
 	if err == nil {
@@ -224,29 +265,11 @@ func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Obse
 	var denial *reason.Denial
 	switch {
 	case err == nil && resp.StatusCode == http.StatusOK:
-		return Observation{Closed, "the gate answers"}
+		return Observation{Closed, "the gate answers"}, nil
 	case errors.As(err, &denial) && denial.Code == reason.ChallengeKeyUnknown:
-		return Observation{Unknown, "the proof uses a key that this replica does not have"}
+		return Observation{Unknown, "the proof uses a key that this replica does not have"}, nil
 	}
-	return Observation{Open, fmt.Sprintf("a server that is not the gate answers (status %d)", resp.StatusCode)}
-}
-
-// connect only connects: no server may listen on the port without TLS.
-func (p *Prober) connect(ctx context.Context, at netip.AddrPort, second bool) Observation {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	conn, err := p.dial(ctx, at, second)
-	var timeout net.Error
-	switch {
-	case err == nil:
-		conn.Close()
-		return Observation{Open, "a server accepts connections"}
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET), errors.As(err, &timeout) &&
-		timeout.Timeout():
-		return Observation{Closed, "no connection: " + brief(err)}
-	}
-	// For example, no local port is free, which proves nothing about the host.
-	return Observation{Unknown, "no connection was attempted: " + brief(err)}
+	return Observation{Open, fmt.Sprintf("a server that is not the gate answers (status %d)", resp.StatusCode)}, nil
 }
 
 func (p *Prober) dial(ctx context.Context, at netip.AddrPort, second bool) (net.Conn, error) {

@@ -40,6 +40,22 @@ func host(t *testing.T) netip.Addr {
 
 func serve(t *testing.T, at netip.Addr, handler http.HandlerFunc) {
 	t.Helper()
+	serveAt(t, netip.AddrPortFrom(at, GatePort), handler)
+}
+
+func listen(t *testing.T, at netip.AddrPort) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// serveAt serves with TLS.
+func serveAt(t *testing.T, at netip.AddrPort, handler http.HandlerFunc) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -49,12 +65,9 @@ func serve(t *testing.T, at netip.Addr, handler http.HandlerFunc) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tls.Listen("tcp", fmt.Sprintf("%s:%d", at, GatePort), &tls.Config{
+	l := tls.NewListener(listen(t, at), &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	go server.Serve(l) // it ends when the test closes it
 	t.Cleanup(func() { server.Close() })
@@ -132,17 +145,29 @@ func TestAttack_T68_OnlyTheGateItselfPassesForTheGate(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a server in clear beside the gate", func(t *testing.T) {
-		at := host(t)
-		serve(t, at, gate(own))
-		l, err := net.Listen("tcp", fmt.Sprintf("%s:%d", at, ClearPort))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		p := Prober{Keys: own}
-		if gate, clear := p.Probe(t.Context(), at); gate.State != Closed || clear.State != Open {
-			t.Errorf("%+v, %+v", gate, clear)
-		}
-	})
+	for _, c := range []struct {
+		name   string
+		server func(t *testing.T, at netip.AddrPort)
+		want   State
+	}{
+		{"the gate on both ports", func(t *testing.T, at netip.AddrPort) { serveAt(t, at, gate(own)) }, Closed},
+		{"a Machine Config Server in clear", func(t *testing.T, at netip.AddrPort) {
+			server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
+			go server.Serve(listen(t, at)) // it ends when the test closes it
+			t.Cleanup(func() { server.Close() })
+		}, Open},
+		{"another server with TLS", func(t *testing.T, at netip.AddrPort) { serveAt(t, at, http.NotFound) }, Open},
+		{"a server that does not answer", func(t *testing.T, at netip.AddrPort) { listen(t, at) }, Unknown},
+	} {
+		t.Run("22624: "+c.name, func(t *testing.T) {
+			t.Parallel()
+			at := host(t)
+			serve(t, at, gate(own))
+			c.server(t, netip.AddrPortFrom(at, ClearPort))
+			p := Prober{Keys: own}
+			if gate, clear := p.Probe(t.Context(), at); gate.State != Closed || clear.State != c.want {
+				t.Errorf("%+v, %+v", gate, clear)
+			}
+		})
+	}
 }

@@ -294,6 +294,9 @@ func under(c net.Conn) *conn {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
+	if b, ok := c.(*begun); ok {
+		c = b.Conn
+	}
 	own, _ := c.(*conn)
 	return own
 }

@@ -158,7 +158,8 @@ func (c *Certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.current, nil
 }
 
-// NewServer returns a server for h with the deadlines above.
+// NewServer returns a server for h with the deadlines above. It serves a listener that [Encrypt] made
+// with its TLSConfig.
 func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Server {
 	srv := &http.Server{
 		Handler:           h,

@@ -354,7 +354,7 @@ func serve(t *testing.T, h http.HandlerFunc, change func(*http.Server)) (string,
 	if change != nil {
 		change(srv)
 	}
-	go func() { _ = srv.ServeTLS(Limit(l, 16, nil), "", "") }()
+	go func() { _ = srv.Serve(Encrypt(Limit(l, 16, nil), srv.TLSConfig)) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	roots := x509.NewCertPool()
 	roots.AddCert(cert.Leaf)

@@ -42,7 +42,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	nodes := listen.NewServer(handler, s.Certificates, logger)
 	g.add("serve nodes", nodes, func() error {
-		return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections, s.Trusted), "", "")
+		return nodes.Serve(listen.Encrypt(listen.Limit(raw, c.MaxConnections, s.Trusted), nodes.TLSConfig))
 	})
 	logger.Info("serving", "version", s.Version, "listen", raw.Addr().String(),
 		"health", g.health.Addr().String(), "metrics", g.figures.Addr().String(),

@@ -84,6 +84,10 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	prefix, api := svc.Handler()
 	gate := s.gate(upstream)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS == nil {
+			gate.ServeHTTP(w, r) // it denies configs
+			return
+		}
 		if strings.HasPrefix(r.URL.Path, prefix) {
 			api.ServeHTTP(w, r)
 			return
