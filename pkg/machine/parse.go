@@ -163,9 +163,8 @@ func machineAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 			AuthoritativeAPI string  `json:"authoritativeAPI"`
 			ProviderSpec     struct {
 				Value struct {
-					UserDataSecret struct {
-						Name string `json:"name"`
-					} `json:"userDataSecret"`
+					UserDataSecret any `json:"userDataSecret"`
+					UserData       any `json:"userData"`
 				} `json:"value"`
 			} `json:"providerSpec"`
 		} `json:"spec"`
@@ -187,7 +186,11 @@ func machineAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 		m.Phase = *in.Status.Phase
 	}
 	m.setStatus(in.Status.NodeRef, in.Status.Addresses)
-	m.UserDataSecret = in.Spec.ProviderSpec.Value.UserDataSecret.Name
+	v := in.Spec.ProviderSpec.Value
+	namespace, name := UserDataSecret(map[string]any{"userDataSecret": v.UserDataSecret, "userData": v.UserData})
+	if namespace == "" || namespace == m.Namespace { // the inventory reads no other namespace for this Machine
+		m.UserDataSecret = name
+	}
 	m.addPool(in.Metadata.Labels[labelRole])
 	m.addPool(in.Metadata.Labels[labelType])
 	m.authority = authorityMachineAPI

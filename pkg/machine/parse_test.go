@@ -119,6 +119,20 @@ func TestParse(t *testing.T) {
 		c.UserDataSecret != "master-user-data" || c.ProviderID != "gce://project/zone/demo-cp-0" {
 		t.Errorf("Cluster API: %+v", c)
 	}
+	// The forms of other platforms. Another namespace's Secret is not the Machine's.
+	for value, want := range map[string]string{
+		"{userData: {name: worker-user-data-managed}}":                           "worker-user-data-managed",
+		"{userData: {name: worker-user-data, namespace: openshift-machine-api}}": "worker-user-data",
+		"{userData: {name: worker-user-data, namespace: elsewhere}}":             "",
+		"{userData: a script}":                                 "",
+		"{userDataSecret: {name: one}, userData: {name: two}}": "one",
+	} {
+		raw := strings.Replace(machineAPIYAML, "\n      userDataSecret:\n        name: worker-user-data\n",
+			" "+value+"\n", 1)
+		if got := parse(t, raw).Machines[0].UserDataSecret; got != want {
+			t.Errorf("%s: %q, want %q", value, got, want)
+		}
+	}
 	worker := parse(t, strings.Replace(clusterAPIYAML, "    cluster.x-k8s.io/control-plane: \"\"\n", "    a: b\n",
 		1)).Machines[0]
 	if strings.Join(worker.Pools, " ") != "worker" {

@@ -22,6 +22,7 @@ import (
 
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -290,10 +291,16 @@ func reduce(o map[string]any) map[string]any {
 	o["spec"] = spec
 	switch kind {
 	case "Machine":
-		userData := textAt(spec, "providerSpec", "value", "userDataSecret", "name")
+		provider, _ := spec["providerSpec"].(map[string]any)
+		value, _ := provider["value"].(map[string]any)
+		namespace, userData := machine.UserDataSecret(value)
 		delete(spec, "providerSpec")
 		if userData != "" {
-			spec["providerSpec"] = map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": userData}}}
+			reference := map[string]any{"name": userData}
+			if namespace != "" {
+				reference["namespace"] = namespace
+			}
+			spec["providerSpec"] = map[string]any{"value": map[string]any{"userDataSecret": reference}}
 		}
 		if b, ok := spec["bootstrap"].(map[string]any); ok {
 			b = maps.Clone(b)
@@ -315,14 +322,6 @@ func reduce(o map[string]any) map[string]any {
 		omitEnv(spec)
 	}
 	return o
-}
-
-func textAt(o map[string]any, path ...string) string {
-	for _, p := range path[:len(path)-1] {
-		o, _ = o[p].(map[string]any)
-	}
-	s, _ := o[path[len(path)-1]].(string)
-	return s
 }
 
 // omitEnv replaces the values of every environment variable in v.

@@ -3,6 +3,7 @@
 package controllers
 
 import (
+	"context"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -15,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/provisioningtoken"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 )
 
 // secretControllers returns the controllers of the shared keys, the provisioning token and the pointer configs.
@@ -43,8 +45,16 @@ func (k *Process) secretControllers() ([]func(manager.Manager) error, error) {
 		RotateEvery: time.Duration(own.ProvisioningToken.RotateEvery), Grace: time.Duration(own.ProvisioningToken.Grace),
 		Trigger: &c.Triggers.ProvisioningToken, Now: p.Now, Log: p.Log,
 	})
+	live, err := kube.NewClient(k.api)
+	if err != nil {
+		return nil, err
+	}
 	pointers := pointerconfig.New(pointerconfig.Options{
-		Client: secrets, Token: c.Provisioning, Policies: func() *policy.Set { return c.View().Policies },
+		Client: secrets,
+		MachineSets: func(ctx context.Context, namespace string) ([]machinesets.MachineSet, error) {
+			return machinesets.List(ctx, live, []string{namespace})
+		},
+		Token: c.Provisioning, Policies: func() *policy.Set { return c.View().Policies },
 		Origins: own.Origins, Trigger: &c.Triggers.PointerConfigs, Now: p.Now, Log: p.Log,
 	})
 	k.findings = append(k.findings, pointers.Findings)

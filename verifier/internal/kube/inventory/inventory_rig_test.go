@@ -278,7 +278,11 @@ func (w *whole) startWith(r *rest.Config, identity string,
 	if err != nil {
 		w.Fatal(err)
 	}
-	p.newSecretControllers(secrets, k.Namespace, o, w.keyRotation)
+	live, err := kube.NewClient(r)
+	if err != nil {
+		w.Fatal(err)
+	}
+	p.newSecretControllers(live, secrets, k.Namespace, o, w.keyRotation)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { events.Run(ctx) })

@@ -4,6 +4,7 @@ package inventory_test
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"strings"
 	"time"
@@ -17,10 +18,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/provisioningtoken"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 )
 
 // newSecretControllers prepares the controllers of Secrets.
-func (p *process) newSecretControllers(secrets client.Client, namespace string, o verifier.Options,
+func (p *process) newSecretControllers(live, secrets client.Client, namespace string, o verifier.Options,
 	rotation time.Duration) {
 	p.signing = signingkeys.New(signingkeys.Options{
 		Client: secrets, Secret: types.NamespacedName{Namespace: namespace, Name: verifier.KeysSecret},
@@ -37,6 +39,9 @@ func (p *process) newSecretControllers(secrets client.Client, namespace string, 
 	p.pointers = pointerconfig.New(pointerconfig.Options{
 		Client: secrets, Token: p.Provisioning, Policies: func() *policy.Set { return p.View().Policies },
 		Origins: []string{origin}, Trigger: &p.Triggers.PointerConfigs, Now: time.Now, Log: o.Log,
+		MachineSets: func(ctx context.Context, namespace string) ([]machinesets.MachineSet, error) {
+			return machinesets.List(ctx, live, []string{namespace})
+		},
 	})
 }
 

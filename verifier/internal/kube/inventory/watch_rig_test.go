@@ -123,6 +123,11 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 		w.secret(machineNamespace, "master-user-data-managed", map[string]string{"userData": pointerConfig("silver")})
 		until(t, "the pointer config changed", p.matches(t, 4, "silver", "openshift-machine-api/"+o.GetName()))
 		until(t, "the other pool is not its own", p.denies(t, 4, "gold", reason.MachinePool))
+		patch(machines, o.GetName(),
+			`{"spec":{"providerSpec":{"value":{"userDataSecret":null,"userData":{"name":"master-user-data-managed"}}}}}`)
+		until(t, "the field of bare metal", p.matches(t, 4, "silver", "openshift-machine-api/"+o.GetName()))
+		patch(machines, o.GetName(), `{"spec":{"providerSpec":{"value":{"userData":{"namespace":"elsewhere"}}}}}`)
+		until(t, "a Secret of another namespace", p.denies(t, 4, "silver", reason.MachinePool))
 	})
 	t.Run("an enrollment", func(t *testing.T) {
 		w.worker("m4")

@@ -12,14 +12,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 )
 
 // pointerConfigs finds and renews the pointer configs of a cluster.
@@ -31,66 +29,16 @@ type pointerConfigs struct {
 	list       bool     // whether to include every Secret whose name ends in -user-data
 }
 
-// kinds lists the kinds that name user data, and the field with the name. The first version that the
-// cluster serves is used. The machine-config-operator creates a CA only if it finds an object of the
-// first kind.
-var kinds = []struct {
-	group, kind string
-	versions    []string
-	field       []string
-}{
-	{"machine.openshift.io", "MachineSet", []string{"v1beta1"},
-		[]string{"spec", "template", "spec", "providerSpec", "value", "userDataSecret", "name"}},
-	{"machine.openshift.io", "ControlPlaneMachineSet", []string{"v1"},
-		[]string{"spec", "template", "machines_v1beta1_machine_openshift_io", "spec", "providerSpec", "value",
-			"userDataSecret", "name"}},
-	{"cluster.x-k8s.io", "MachineSet", []string{"v1beta2", "v1beta1"},
-		[]string{"spec", "template", "spec", "bootstrap", "dataSecretName"}},
-}
-
-type machineSet struct {
-	userData client.ObjectKey // without a name if the object names none
-	operator bool             // the machine-config-operator finds it
-}
-
-// machineSets lists the objects that name user data. It skips kinds that the cluster does not have.
-func (p *pointerConfigs) machineSets(ctx context.Context) (all []machineSet, err error) {
-	for i, k := range kinds {
-		for _, namespace := range p.namespaces {
-			if namespace == "*" {
-				namespace = ""
-			}
-			for _, version := range k.versions {
-				list := &unstructured.UnstructuredList{}
-				list.SetGroupVersionKind(schema.GroupVersionKind{Group: k.group, Version: version, Kind: k.kind + "List"})
-				err := p.client.List(ctx, list, client.InNamespace(namespace))
-				if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-					continue
-				}
-				if err != nil {
-					return nil, fmt.Errorf("list %s.%s in %s: %w", k.kind, k.group, namespace, err)
-				}
-				for _, o := range list.Items {
-					name, _, _ := unstructured.NestedString(o.Object, k.field...)
-					all = append(all, machineSet{client.ObjectKey{Namespace: o.GetNamespace(), Name: name}, i == 0})
-				}
-				break
-			}
-		}
-	}
-	return all, nil
-}
-
 // names returns the Secrets that the configuration or MachineSets name, without duplicates.
 func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) {
 	all := slices.Clone(p.configured)
-	sets, err := p.machineSets(ctx)
+	sets, err := machinesets.List(ctx, p.client, p.namespaces)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range sets {
-		if s.userData.Name != "" {
-			all = append(all, s.userData)
+		if s.UserData.Name != "" {
+			all = append(all, s.UserData)
 		}
 	}
 	for _, namespace := range p.namespaces {

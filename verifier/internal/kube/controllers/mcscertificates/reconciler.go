@@ -29,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/certrotation"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
@@ -279,13 +280,13 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	case ca != nil:
 		s.Case = made
 	default:
-		sets, err := r.pointerConfigs.machineSets(ctx)
+		sets, err := machinesets.List(ctx, r.pointerConfigs.client, r.pointerConfigs.namespaces)
 		if err != nil {
 			return o, mcscert.Status{}, err
 		}
 		found := false
 		for _, set := range sets {
-			found = found || set.operator
+			found = found || set.Kind == machinesets.MachineAPI
 		}
 		if found && r.missing.IsZero() {
 			r.missing = at

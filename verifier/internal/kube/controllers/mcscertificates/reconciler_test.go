@@ -265,12 +265,17 @@ func rootCA(ca pair) *corev1.ConfigMap {
 }
 
 func machineSetOf(userData string) *unstructured.Unstructured {
+	return machineSetWith("userDataSecret", userData)
+}
+
+// machineSetWith returns a MachineSet. The field with the user data is userData on bare metal.
+func machineSetWith(field, userData string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "MachineSet",
 		"metadata": map[string]any{"namespace": machines, "name": "workers"},
 		"spec": map[string]any{"template": map[string]any{
 			"spec": map[string]any{"providerSpec": map[string]any{
-				"value": map[string]any{"userDataSecret": map[string]any{"name": userData}}}}}},
+				"value": map[string]any{field: map[string]any{"name": userData}}}}}},
 	}}
 }
 
@@ -699,8 +704,14 @@ func TestPointerConfigsFollow(t *testing.T) {
 // Without a list of Secrets the MachineSets say where pointer configs are; one that
 // may not be read is named.
 func TestPointerConfigsOfMachineSets(t *testing.T) {
+	for _, field := range []string{"userDataSecret", "userData"} {
+		t.Run(field, func(t *testing.T) { pointerConfigsOfMachineSets(t, field) })
+	}
+}
+
+func pointerConfigsOfMachineSets(t *testing.T, field string) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, machineSetOf("infra-user-data"), userData(t, "infra-user-data", []byte(installed())))
+		r := newRig(t, machineSetWith(field, "infra-user-data"), userData(t, "infra-user-data", []byte(installed())))
 		r.o.Config.Certificates.Rotate = config.RotateAlways
 		r.start()
 		s := r.sync()
@@ -728,7 +739,7 @@ func TestManagedPointerConfigsDelayTheSwitch(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now().Add(-year))
 		of := userData(t, name, old.pem)
 		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), of,
-			userData(t, "worker-user-data", old.pem), machineSetOf(name))
+			userData(t, "worker-user-data", old.pem), machineSetWith("userData", name))
 		r.sync()
 		time.Sleep(mcscert.OperatorDelay + time.Minute)
 		first := r.sync()

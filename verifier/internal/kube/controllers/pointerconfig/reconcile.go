@@ -8,11 +8,21 @@
 // well. The controller reads the Secrets live.
 //
 // It writes data.userData and one annotation of the Secrets in kubernetes.userDataSecrets of the
-// configuration, if a policy accepts the token for the pool. It never writes a Secret of the
-// machine-config-operator, one that another tool manages, or one that it cannot parse.
-// [Reconciler.Findings] lists these and the reasons.
+// configuration, if a policy accepts the token for the pool. It never writes a Secret that another
+// tool manages, or one that it cannot parse. [Reconciler.Findings] lists these and the reasons.
 //
-// It needs get and update on those Secrets. The update is in deploy/components/user-data.
+// # The machine-config-operator
+//
+// Two of its controllers write user data, and both react to every change of such a Secret.
+//
+//   - The operator owns all data of NAME-managed. It replaces any other content, so a write would be
+//     repeated without end. This controller only reports a MachineSet that names such a Secret.
+//   - Its controller of certificates owns the certificate authority of the other Secrets, and keeps all
+//     other content. It writes JSON with sorted keys and without spaces. This controller keeps every
+//     byte that it need not change, so both stop after one write each.
+//
+// It needs get and update on those Secrets, and list on MachineSets. Update and list are in
+// deploy/components/user-data.
 //
 // If it runs twice at the same time, the slower write conflicts and is repeated. If it runs late,
 // machines boot with the previous token, which remains valid for its grace period.
@@ -44,6 +54,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
@@ -59,9 +70,11 @@ type Options struct {
 	// Policies returns the policies in force.
 	Policies func() *policy.Set
 	Origins  []string // by which nodes reach the verifier
-	Trigger  *kube.Trigger
-	Now      func() time.Time
-	Log      *slog.Logger
+	// MachineSets lists the objects of a namespace that name user data.
+	MachineSets func(ctx context.Context, namespace string) ([]machinesets.MachineSet, error)
+	Trigger     *kube.Trigger
+	Now         func() time.Time
+	Log         *slog.Logger
 }
 
 // Reconciler keeps the provisioning token in pointer configs current.
@@ -85,8 +98,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	var s corev1.Secret
 	tokens, presence := r.o.Token().At(r.o.Now())
-	if presence != provisioning.Present || tokens.Current.Empty() || len(r.o.Origins) == 0 ||
-		strings.HasSuffix(q.Name, inventory.ManagedSuffix) {
+	if presence != provisioning.Present || tokens.Current.Empty() || len(r.o.Origins) == 0 {
 		r.leave(q.NamespacedName, "")
 		return reconcile.Result{}, nil
 	}
@@ -99,6 +111,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	changed, why, err := r.provision(&s, tokens)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("user data %s: %w", q, err)
+	}
+	if why != "" && strings.HasSuffix(q.Name, inventory.ManagedSuffix) {
+		if why, err = r.named(ctx, q.NamespacedName); err != nil {
+			return reconcile.Result{}, err
+		}
 	}
 	if !changed {
 		r.leave(q.NamespacedName, why)
@@ -126,9 +143,6 @@ func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (ch
 	for _, o := range s.OwnerReferences {
 		owner.Owners = append(owner.Owners, o.Kind+"/"+o.Name)
 	}
-	if why := owner.Managed(); why != "" {
-		return false, why, nil
-	}
 	written := s.Annotations[AnnotationWritten]
 	policies := r.o.Policies()
 	next, err := pointer.Provision(s.Data["userData"], pointer.Provisioning{
@@ -150,15 +164,38 @@ func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (ch
 	case err != nil:
 		return false, "", err
 	}
-	id := provisioning.ID(tokens.Current)
-	if string(next) == string(s.Data["userData"]) && written == id {
+	id, same := provisioning.ID(tokens.Current), string(next) == string(s.Data["userData"])
+	managed := owner.Managed()
+	switch {
+	case same && (written == id || managed != ""):
 		return false, "", nil
+	case managed != "":
+		return false, managed, nil
 	}
 	if s.Annotations == nil {
 		s.Annotations = map[string]string{}
 	}
 	s.Annotations[AnnotationWritten], s.Data["userData"] = id, next
 	return true, "", nil
+}
+
+// named returns why machines boot without the token from a Secret of the machine-config-operator: a
+// MachineSet names it. Without one, it returns "".
+func (r *Reconciler) named(ctx context.Context, secret types.NamespacedName) (why string, err error) {
+	sets, err := r.o.MachineSets(ctx, secret.Namespace)
+	if kerrors.IsForbidden(err) {
+		return "the service account mcs-attest-controller may not list MachineSets; apply deploy/components/user-data", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, s := range sets {
+		if s.UserData == secret {
+			return fmt.Sprintf("the machine-config-operator overwrites it, and %s %s names it; let that name %s instead",
+				s.Kind, s.Name, strings.TrimSuffix(secret.Name, inventory.ManagedSuffix)), nil
+		}
+	}
+	return "", nil
 }
 
 // leave stores why a pointer config is not changed, or "" if there is no reason.

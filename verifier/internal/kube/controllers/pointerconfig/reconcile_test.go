@@ -22,6 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 )
 
 const (
@@ -51,6 +52,17 @@ func userData(name, pool string, change func(*corev1.Secret)) *corev1.Secret {
 	return s
 }
 
+// withToken returns user data with the current token.
+func withToken(userData []byte) []byte {
+	return []byte(strings.Replace(string(userData), `/config/worker"`,
+		`/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer `+token+`"}]`, 1))
+}
+
+func named(userData string) machinesets.MachineSet {
+	return machinesets.MachineSet{Kind: machinesets.MachineAPI, Name: client.ObjectKey{Namespace: "m", Name: "workers"},
+		UserData: client.ObjectKey{Namespace: "m", Name: userData}}
+}
+
 func TestReconcile(t *testing.T) {
 	parsed, problems := policy.Parse("policy.yaml", []byte(accepts))
 	if len(problems) > 0 {
@@ -64,16 +76,37 @@ func TestReconcile(t *testing.T) {
 	conflict := kerrors.NewConflict(schema.GroupResource{Resource: "secrets"}, "", nil)
 	for name, test := range map[string]struct {
 		secret  *corev1.Secret
-		none    bool  // there is no token
+		none    bool // there is no token
+		sets    []machinesets.MachineSet
+		list    error // of the MachineSets
 		fails   error // each update
 		has     bool
 		finding string
 		again   bool
+		// unwritten reports that it has the token already.
+		unwritten bool
 	}{
-		"the current token":                       {secret: userData("worker-user-data", "worker", nil), has: true},
-		"no token":                                {secret: userData("worker-user-data", "worker", nil), none: true},
-		"a pool whose policy does not accept it":  {secret: userData("master-user-data", "master", nil)},
-		"a Secret of the machine-config-operator": {secret: userData("worker-user-data-managed", "worker", nil)},
+		"the current token":                      {secret: userData("worker-user-data", "worker", nil), has: true},
+		"no token":                               {secret: userData("worker-user-data", "worker", nil), none: true},
+		"a pool whose policy does not accept it": {secret: userData("master-user-data", "master", nil)},
+		"a Secret of the machine-config-operator": {secret: userData("worker-user-data-managed", "worker", nil),
+			sets: []machinesets.MachineSet{named("worker-user-data"), named("")}},
+		"one that a MachineSet names": {secret: userData("worker-user-data-managed", "worker", nil),
+			sets:    []machinesets.MachineSet{named("worker-user-data"), named("worker-user-data-managed")},
+			finding: "MachineSet.machine.openshift.io m/workers names it; let that name worker-user-data instead"},
+		"one that a MachineSet of a pool without the token names": {
+			secret: userData("master-user-data-managed", "master", nil),
+			sets:   []machinesets.MachineSet{named("master-user-data-managed")}},
+		"one without the permission to list MachineSets": {secret: userData("worker-user-data-managed", "worker", nil),
+			list: forbidden, finding: "deploy/components/user-data"},
+		"one with the token that a GitOps tool keeps": {secret: userData("worker-user-data", "worker",
+			func(s *corev1.Secret) {
+				s.Labels = map[string]string{"argocd.argoproj.io/instance": "x"}
+				s.Data["userData"] = withToken(s.Data["userData"])
+			}), has: true, unwritten: true},
+		"one without the token that a GitOps tool keeps": {secret: userData("worker-user-data", "worker",
+			func(s *corev1.Secret) { s.Labels = map[string]string{"argocd.argoproj.io/instance": "x"} }),
+			finding: "argocd.argoproj.io/instance"},
 		"an update that is forbidden": {secret: userData("worker-user-data", "worker", nil), fails: forbidden,
 			finding: "deploy/components/user-data"},
 		"an update that conflicts": {secret: userData("worker-user-data", "worker", nil), fails: conflict,
@@ -105,6 +138,12 @@ func TestReconcile(t *testing.T) {
 			r := New(Options{
 				Client: api, Origins: []string{origin},
 				Token: func() provisioning.View { return view }, Policies: func() *policy.Set { return policies },
+				MachineSets: func(_ context.Context, namespace string) ([]machinesets.MachineSet, error) {
+					if namespace != "m" {
+						t.Errorf("namespace %s", namespace)
+					}
+					return test.sets, test.list
+				},
 				Now: time.Now, Log: slog.New(slog.DiscardHandler),
 			})
 			for range 2 {
@@ -120,8 +159,9 @@ func TestReconcile(t *testing.T) {
 			if has := strings.Contains(string(s.Data["userData"]), token); has != test.has {
 				t.Errorf("it has the token: %v\n%s", has, s.Data["userData"])
 			}
-			if test.has && (writes != 1 || s.Annotations[AnnotationWritten] == "") ||
-				!test.has && test.fails == nil && writes > 0 {
+			written := test.has && !test.unwritten
+			if written && (writes != 1 || s.Annotations[AnnotationWritten] == "") ||
+				!written && test.fails == nil && writes > 0 {
 				t.Errorf("%d writes, annotations %v", writes, s.Annotations)
 			}
 			findings := r.Findings()

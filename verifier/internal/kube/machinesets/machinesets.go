@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package machinesets lists the objects that create machines, with the Secret of each that has the pointer config
+// of its machines. The controllers of pointer configs use it.
+package machinesets
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+)
+
+// MachineSet is an object that creates machines.
+type MachineSet struct {
+	Kind string // with its group
+	Name client.ObjectKey
+	// UserData has no name if the object names no Secret.
+	UserData client.ObjectKey
+}
+
+// MachineAPI is the kind of the MachineSets by which the machine-config-operator decides whether it creates a CA.
+const MachineAPI = "MachineSet.machine.openshift.io"
+
+// kinds lists the kinds. The first version that the cluster serves is used. providerSpec is the path of a
+// providerSpec's value, and name the path of a Secret's name.
+var kinds = []struct {
+	group, kind        string
+	versions           []string
+	providerSpec, name []string
+}{
+	{"machine.openshift.io", "MachineSet", []string{"v1beta1"},
+		[]string{"spec", "template", "spec", "providerSpec", "value"}, nil},
+	{"machine.openshift.io", "ControlPlaneMachineSet", []string{"v1"},
+		[]string{"spec", "template", "machines_v1beta1_machine_openshift_io", "spec", "providerSpec", "value"}, nil},
+	{"cluster.x-k8s.io", "MachineSet", []string{"v1beta2", "v1beta1"},
+		nil, []string{"spec", "template", "spec", "bootstrap", "dataSecretName"}},
+}
+
+// List lists the objects in namespaces; "*" means all. It skips kinds that the cluster does not have.
+func List(ctx context.Context, c client.Reader, namespaces []string) (all []MachineSet, err error) {
+	for _, k := range kinds {
+		for _, namespace := range namespaces {
+			if namespace == "*" {
+				namespace = ""
+			}
+			for _, version := range k.versions {
+				list := &unstructured.UnstructuredList{}
+				list.SetGroupVersionKind(schema.GroupVersionKind{Group: k.group, Version: version, Kind: k.kind + "List"})
+				err := c.List(ctx, list, client.InNamespace(namespace))
+				if errors.IsNotFound(err) || meta.IsNoMatchError(err) {
+					continue
+				}
+				if err != nil {
+					return nil, fmt.Errorf("list %s.%s in %s: %w", k.kind, k.group, namespace, err)
+				}
+				for _, o := range list.Items {
+					one := MachineSet{Kind: k.kind + "." + k.group, Name: client.ObjectKeyFromObject(&o)}
+					if k.name != nil {
+						one.UserData.Name, _, _ = unstructured.NestedString(o.Object, k.name...)
+					} else {
+						value, _, _ := unstructured.NestedFieldNoCopy(o.Object, k.providerSpec...)
+						providerSpec, _ := value.(map[string]any)
+						one.UserData.Namespace, one.UserData.Name = machine.UserDataSecret(providerSpec)
+					}
+					one.UserData.Namespace = cmp.Or(one.UserData.Namespace, one.Name.Namespace)
+					all = append(all, one)
+				}
+				break
+			}
+		}
+	}
+	return all, nil
+}
