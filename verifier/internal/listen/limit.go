@@ -50,11 +50,12 @@ const (
 //
 // keep, if not nil, reports for which peers an idle connection may stay open for long. These are front
 // ends that many clients share.
-func Limit(l net.Listener, total int, keep func(netip.Addr) bool) net.Listener {
-	return &limited{Listener: l, total: total, keep: keep, open: map[*conn]bool{}, bySource: map[netip.Addr]int{}}
+func Limit(l net.Listener, total int, keep func(netip.Addr) bool) *Limited {
+	return &Limited{Listener: l, total: total, keep: keep, open: map[*conn]bool{}, bySource: map[netip.Addr]int{}}
 }
 
-type limited struct {
+// Limited is the listener that [Limit] returns.
+type Limited struct {
 	net.Listener
 	total int
 	keep  func(netip.Addr) bool
@@ -65,7 +66,8 @@ type limited struct {
 	bySource map[netip.Addr]int
 }
 
-func (l *limited) Accept() (net.Conn, error) {
+// Accept implements net.Listener.
+func (l *Limited) Accept() (net.Conn, error) {
 	for {
 		raw, err := l.Listener.Accept()
 		if err != nil {
@@ -81,7 +83,7 @@ func (l *limited) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *limited) admit(c *conn) bool {
+func (l *Limited) admit(c *conn) bool {
 	l.mu.Lock()
 	var victims []*conn
 	switch {
@@ -108,7 +110,7 @@ func (l *limited) admit(c *conn) bool {
 	return !full
 }
 
-func (l *limited) remove(c *conn) {
+func (l *Limited) remove(c *conn) {
 	if !l.open[c] {
 		return
 	}
@@ -126,7 +128,7 @@ func (l *limited) remove(c *conn) {
 
 // victims returns the connections to close, of the given classes or of all. It returns several, because
 // finding them needs a scan of all connections.
-func (l *limited) victims(now time.Time, classes ...int) []*conn {
+func (l *Limited) victims(now time.Time, classes ...int) []*conn {
 	type candidate struct {
 		conn  *conn
 		class int
@@ -151,7 +153,7 @@ func (l *limited) victims(now time.Time, classes ...int) []*conn {
 
 // unfair returns the oldest unproven connection of the source with the most connections, if the new
 // source has at most a quarter of that number.
-func (l *limited) unfair(arrives netip.Addr) (victims []*conn) {
+func (l *Limited) unfair(arrives netip.Addr) (victims []*conn) {
 	var greedy netip.Addr
 	for source, n := range l.bySource {
 		if n > l.bySource[greedy] {
@@ -183,7 +185,7 @@ func (l *limited) unfair(arrives netip.Addr) (victims []*conn) {
 type conn struct {
 	net.Conn
 	Connection
-	limited *limited
+	limited *Limited
 	source  netip.Addr
 	shared  bool // used by many clients, through a front end
 
@@ -194,6 +196,7 @@ type conn struct {
 	left    int  // bytes that may still arrive before the first request
 	asked   bool // a request was received
 	claimed bool // a challenge was sent
+	owing   bool // its answer was not received
 	proven  bool
 	later   time.Time // the read deadline that a shorter idle time replaces
 }

@@ -50,7 +50,10 @@ func (c *Connection) FirstChallenge() bool { return c.challenged.CompareAndSwap(
 func (c *Connection) FirstAttest() bool { return c.attested.CompareAndSwap(false, true) }
 
 // Challenged records that a challenge was sent, so that a slow TPM has time to answer it.
-func (c *Connection) Challenged() { c.note(func(own *conn) { own.claimed = true }) }
+func (c *Connection) Challenged() { c.note(func(own *conn) { own.claimed, own.owing = true, true }) }
+
+// Answered records that the answer to the challenge was received.
+func (c *Connection) Answered() { c.note(func(own *conn) { own.owing = false }) }
 
 // Proven records that the client has proven something, so that the connection stays open.
 func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }

@@ -17,7 +17,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/page"
 )
 
-// Serve listens and serves until ctx ends. Then it waits for active requests.
+// Serve listens and serves until ctx ends. Then it waits for attestations that have started, and for active
+// requests.
 func (s *Server) Serve(ctx context.Context) error {
 	c, logger := s.Config, s.Log
 	var lc net.ListenConfig
@@ -40,10 +41,11 @@ func (s *Server) Serve(ctx context.Context) error {
 		g.close()
 		return err
 	}
-	nodes := listen.NewServer(handler, s.Certificates, logger)
+	nodes, limited := listen.NewServer(handler, s.Certificates, logger), listen.Limit(raw, c.MaxConnections, s.Trusted)
 	g.add("serve nodes", nodes, func() error {
-		return nodes.Serve(listen.Encrypt(listen.Limit(raw, c.MaxConnections, s.Trusted), nodes.TLSConfig))
+		return nodes.Serve(listen.Encrypt(limited, nodes.TLSConfig))
 	})
+	g.drain = limited.Drain
 	logger.Info("serving", "version", s.Version, "listen", raw.Addr().String(),
 		"health", g.health.Addr().String(), "metrics", g.figures.Addr().String(),
 		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)
@@ -82,6 +84,7 @@ type group struct {
 	log             *slog.Logger
 	health, figures net.Listener
 	servers         []member
+	drain           func(context.Context) // if not nil, waits for work between two requests
 }
 
 type member struct {
@@ -116,9 +119,9 @@ func (g *group) add(what string, server *http.Server, serve func() error) {
 
 func (g *group) close() { _, _ = g.health.Close(), g.figures.Close() }
 
-// run runs watch and the servers until ctx ends or one of them fails.
-func (g *group) run(ctx context.Context, watch func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+// run runs watch and the servers until the context ends or one of them fails.
+func (g *group) run(until context.Context, watch func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(until)
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	run := func(what string, f func() error) {
@@ -131,12 +134,20 @@ func (g *group) run(ctx context.Context, watch func(context.Context) error) erro
 	for _, m := range g.servers {
 		run(m.what, m.serve)
 	}
-	run("watch", func() error { return watch(ctx) })
+	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWatching()
+	run("watch", func() error { return watch(watching) })
 
 	<-ctx.Done()
 	g.log.Info("shutting down")
 	grace, stop := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
 	defer stop()
+	if g.drain != nil && until.Err() != nil {
+		draining, stop := context.WithTimeout(grace, drainGrace)
+		g.drain(draining)
+		stop()
+	}
+	stopWatching()
 	var shutdown error
 	for _, m := range g.servers {
 		shutdown = errors.Join(shutdown, m.server.Shutdown(grace))

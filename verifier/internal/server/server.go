@@ -22,8 +22,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
-// shutdownGrace is the time for active requests when the verifier stops.
-const shutdownGrace = 20 * time.Second
+const (
+	// shutdownGrace is the time for active requests when the verifier stops.
+	shutdownGrace = 20 * time.Second
+	// drainGrace is the part of it in which machines may answer their challenges.
+	drainGrace = 15 * time.Second
+)
 
 // MaxOperators is the maximum number of connections for metrics, and of those for health.
 const MaxOperators = 64
@@ -54,7 +58,8 @@ func (s *Server) Close() error {
 	return errors.Join(s.closeAgents(), s.Clouds.Close(), s.Backend.Close())
 }
 
-// Handler routes the requests of nodes: the attestation API, and the gate for all other paths.
+// Handler routes the requests of nodes: the attestation API, and the gate for all other paths. When ctx
+// ends, no new attestation starts.
 func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	upstream, err := s.upstream(ctx)
 	if err != nil {
@@ -71,6 +76,7 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: s.Live().Machine,
 		Audit: s.Audit, Limiter: listen.NewLimiter(s.Config.RequestsPerSecond), Source: s.source, Now: s.Now,
 		Observe: s.Metrics.Decision, ObserveTicket: s.Metrics.Report,
+		Stopping: func() bool { return ctx.Err() != nil },
 	}
 	if s.Config.KeepEvidence > 0 {
 		keep, err := newEvidenceKeeper(s.Config.Path("state", "evidence"), s.Config.KeepEvidence, s.Log)

@@ -60,6 +60,7 @@ var methods = map[string]*method{
 		event: "attest", limit: MaxAttest, proof: "sealed",
 		request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
+			c.conn.Answered()
 			res, err := s.attest(ctx, c, req.(*mcsattestv1.AttestRequest))
 			if err == nil {
 				c.conn.Proven()
@@ -154,6 +155,7 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 // call admits a request, then parses it, then runs it. The checks, the cheapest first, are:
 //
 //   - the connection uses TLS 1.3: TLSRequired
+//   - a Challenge arrives before the server shuts down: ShuttingDown
 //   - the body is no larger than the call needs, arrives in time, and there is room for it: TooLarge,
 //     RateLimited
 //   - the caller presents a valid seal or ticket, or its source is below the rate
@@ -169,6 +171,10 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 	if err := tls13(c); err != nil {
 		w.Header().Set("Connection", "close")
 		return nil, err
+	}
+	if m.event == "challenge" && s.Stopping != nil && s.Stopping() {
+		w.Header().Set("Connection", "close")
+		return nil, reason.Deny(reason.ShuttingDown, "no new attestation")
 	}
 	body, release, err := s.bodies.Read(w, r, c.source, m.limit)
 	if err != nil {

@@ -67,6 +67,9 @@ type Service struct {
 	Now           func() time.Time
 	Observe       func(event, pool, outcome, reason string, took time.Duration)
 	ObserveTicket func(valid bool)
+	// Stopping reports that the server is shutting down. It completes attestations, but starts none: Attest
+	// needs the connection of its Challenge. If nil, the server never stops.
+	Stopping func() bool
 	// Provisioning returns the cached state of the provisioning token. If nil, the state is unknown.
 	Provisioning func() provisioning.View
 	// ConfirmProvisioning reads the provisioning token again before a permanent denial of a wrong one,

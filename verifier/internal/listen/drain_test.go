@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package listen
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Only a connection with a challenge and without its answer delays the end.
+func TestDrain_WaitsForAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		during func(net.Conn, *Connection) // after one second; nil: nothing happens
+		want   time.Duration
+	}{
+		"the client answers":         {func(_ net.Conn, c *Connection) { c.Answered() }, time.Second},
+		"the connection closes":      {func(conn net.Conn, _ *Connection) { _ = conn.Close() }, time.Second},
+		"the client does not answer": {nil, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := pipes{next: make(chan net.Conn)}
+				limited := Limit(l, 10, nil)
+				accept := func() (net.Conn, *Connection) {
+					go func() { _ = l.dial() }()
+					conn, err := limited.Accept()
+					if err != nil {
+						t.Fatal(err)
+					}
+					return conn, FromContext(withConnection(t.Context(), conn))
+				}
+				accept()
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				drain := func() time.Duration {
+					began := time.Now()
+					limited.Drain(ctx)
+					return time.Since(began)
+				}
+				if took := drain(); took != 0 {
+					t.Errorf("without a challenge: %v", took)
+				}
+				conn, state := accept()
+				state.Challenged()
+				if c.during != nil {
+					time.AfterFunc(time.Second-drainPoll/2, func() { c.during(conn, state) })
+				}
+				if took := drain(); took != c.want {
+					t.Errorf("%v, want %v", took, c.want)
+				}
+			})
+		})
+	}
+}
