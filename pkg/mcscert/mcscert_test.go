@@ -4,11 +4,13 @@ package mcscert
 
 import (
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +100,24 @@ func TestServing_Due(t *testing.T) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+func TestKeyTypes(t *testing.T) {
+	for _, want := range KeyTypes {
+		key, err := want.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := KeyTypeOf(key.Public()); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	if key, err := KeyType("RSA-1024").New(); err == nil {
+		t.Errorf("a key of %s", KeyTypeOf(key.Public()))
+	}
+	if got := KeyTypeOf(ed25519.PublicKey{}); slices.Contains(KeyTypes, got) {
+		t.Errorf("Ed25519 is %s", got)
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 )
 
 // Render configures how the verifier renders configs itself. Without an upstream it renders all of
@@ -123,6 +125,9 @@ type Certificates struct {
 	Rotate Rotate `yaml:"rotate,omitempty"`
 	// Hostnames are the names in the serving certificate. Default: the hosts of origins.
 	Hostnames []string `yaml:"hostnames,omitempty"`
+	// SignerKey is the type of the CA's key. A CA of another type is replaced, as one that is due. Default: a CA of any
+	// type stays, and a new one is RSA-2048, as the machine-config-operator's.
+	SignerKey mcscert.KeyType `yaml:"signerKey,omitempty"`
 }
 
 // MCONamespace is the namespace of the machine-config-operator and of the Machine Config Server's
@@ -213,6 +218,9 @@ func (c *Config) checkNode() error {
 	}
 	if k := c.Certificates; k != nil && k.Rotate != RotateAuto && k.Rotate != RotateAlways {
 		return fmt.Errorf("certificates.rotate: %q is not %s or %s", k.Rotate, RotateAuto, RotateAlways)
+	}
+	if k := c.Certificates; k != nil && k.SignerKey != "" && !slices.Contains(mcscert.KeyTypes, k.SignerKey) {
+		return fmt.Errorf("certificates.signerKey: %q is not one of %v", k.SignerKey, mcscert.KeyTypes)
 	}
 	return nil
 }

@@ -112,6 +112,9 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 		ca = "its key, tls/ca.key, is kept elsewhere"
 	}
 	line("CA", ca)
+	if s.CA != nil {
+		line("  its key", string(mcscert.KeyTypeOf(s.CA.PublicKey)))
+	}
 	for _, c := range s.Bundle {
 		line("  in the bundle", describeCert(c, s.At))
 	}
@@ -175,6 +178,7 @@ type certJSON struct {
 	Subject   string    `json:"subject"`
 	SHA256    string    `json:"sha256"`
 	Issuer    string    `json:"issuer"`
+	Key       string    `json:"key"`
 	Hosts     []string  `json:"hosts,omitempty"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
@@ -192,7 +196,8 @@ func certsDocument(s mcscert.Status) certsJSON {
 		if c == nil {
 			return nil
 		}
-		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName, mcscert.Hosts(c), c.NotBefore.UTC(),
+		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName,
+			string(mcscert.KeyTypeOf(c.PublicKey)), mcscert.Hosts(c), c.NotBefore.UTC(),
 			c.NotAfter.UTC(), mcscert.Renewal(c).UTC()}
 	}
 	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{},

@@ -14,8 +14,8 @@
 //   - A CA that cannot sign, and a bundle that cannot be parsed, are errors and stay unchanged. They may be
 //     the only copy of what machines trust.
 //   - A serving certificate without its key is replaced, because no server can use it.
-//   - Only the certificate's own dates decide about its renewal. The annotations repeat them for other
-//     programs. An administrator requests a new CA by removing an annotation of its dates.
+//   - Only the certificate's own dates, and the type of its key, decide about its renewal. The annotations repeat
+//     the dates for other programs. An administrator requests a new CA by removing one of these annotations.
 //
 // Each method writes at most one object, and only if the object is still as the caller read it. Of two
 // replicas that run at the same time, one receives a conflict or AlreadyExists and has changed nothing.
@@ -23,8 +23,8 @@ package certrotation
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -59,12 +59,13 @@ const (
 	typeSigner, typeBundle, typeTarget = "signer", "ca-bundle", "target"
 )
 
-// Rotator writes the objects. All fields are required.
+// Rotator writes the objects. Client and Now are required.
 type Rotator struct {
 	Client client.Client
 	Now    func() time.Time
-	// NewKey creates the key of a new CA, of any type that crypto/x509 can sign with.
-	NewKey func() (crypto.Signer, error)
+	// SignerKey is the type of a CA's key. A CA of another type is replaced. If empty, a CA of any type stays, and a
+	// new one has the type that the machine-config-operator uses.
+	SignerKey mcscert.KeyType
 }
 
 // CA is a CA with its key. Only [Rotator.CA] returns one.
@@ -89,6 +90,8 @@ func (r *Rotator) CA(ctx context.Context, name client.ObjectKey, have *corev1.Se
 			name, err, NotAfterAnnotation)
 	case !now.Before(mcscert.Renewal(ca.Certificate)):
 		why = "it is past its renewal on " + mcscert.Day(mcscert.Renewal(ca.Certificate))
+	default:
+		why = r.otherKey(ca.Certificate)
 	}
 	if why != "" {
 		if ca, err = r.newCA(name, now); err != nil {
@@ -102,10 +105,19 @@ func (r *Rotator) CA(ctx context.Context, name client.ObjectKey, have *corev1.Se
 	return ca, why, nil
 }
 
+// otherKey returns why a CA is replaced because of its key, or "".
+func (r *Rotator) otherKey(ca *x509.Certificate) string {
+	have := mcscert.KeyTypeOf(ca.PublicKey)
+	if r.SignerKey == "" || r.SignerKey == have {
+		return ""
+	}
+	return fmt.Sprintf("its key is %s, and certificates.signerKey is %s", have, r.SignerKey)
+}
+
 // newCA creates a CA. It is not backdated, because its age is the time since machines have been able to
 // know it.
 func (r *Rotator) newCA(name client.ObjectKey, now time.Time) (CA, error) {
-	key, err := r.NewKey()
+	key, err := cmp.Or(r.SignerKey, mcscert.RSA2048).New()
 	if err != nil {
 		return CA{}, fmt.Errorf("create key: %w", err)
 	}

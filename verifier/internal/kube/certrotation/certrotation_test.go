@@ -4,12 +4,6 @@ package certrotation
 
 import (
 	"context"
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -48,11 +42,9 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	r := &rig{T: t, api: fake.NewClientBuilder().Build(), now: start}
-	r.r = Rotator{Client: r.api, Now: func() time.Time { return r.now }, NewKey: p256}
+	r.r = Rotator{Client: r.api, Now: func() time.Time { return r.now }, SignerKey: mcscert.ECDSAP256}
 	return r
 }
-
-func p256() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
 // objects reads the objects; nil stands for one that does not exist.
 func (r *rig) objects() (ca, serving *corev1.Secret, bundle *corev1.ConfigMap) {
@@ -167,19 +159,12 @@ func TestRotator_WritesNothingThatIsNotDue(t *testing.T) {
 	}
 }
 
-// The key's type is the caller's choice. Machines verify the certificates of each.
+// Machines verify the certificates of each type of key.
 func TestRotator_KeyTypes(t *testing.T) {
-	for name, newKey := range map[string]func() (crypto.Signer, error){
-		"RSA 2048": func() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, 2048) },
-		"P-384":    func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P384(), rand.Reader) },
-		"Ed25519": func() (crypto.Signer, error) {
-			_, key, err := ed25519.GenerateKey(rand.Reader)
-			return key, err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, kind := range append([]mcscert.KeyType{""}, mcscert.KeyTypes...) {
+		t.Run(string(kind), func(t *testing.T) {
 			r := newRig(t)
-			r.r.NewKey = newKey
+			r.r.SignerKey = kind
 			r.pass()
 			if why := r.pass(); why != [3]string{} {
 				t.Errorf("the next pass does not accept it: %q", why)
@@ -200,6 +185,36 @@ func TestRotator_KeyTypes(t *testing.T) {
 				t.Errorf("%d certificates are served, want the CA beside the leaf", len(pair.Certificate))
 			}
 		})
+	}
+}
+
+// A CA whose key has another type than the configured one is replaced once. The old CA stays in the bundle, and the
+// serving certificate stays until the new CA may sign.
+func TestCA_FollowsTheConfiguredTypeOfKey(t *testing.T) {
+	r := newRig(t)
+	r.r.SignerKey = ""
+	r.pass()
+	before, _, _ := r.objects()
+	r.r.SignerKey = mcscert.ECDSAP384
+	want := [3]string{"its key is RSA-2048, and certificates.signerKey is ECDSA-P384", "its CAs have changed", ""}
+	if why := r.pass(); why != want {
+		t.Errorf("reasons %q", why)
+	}
+	after, _, bundle := r.objects()
+	ca, err := mcscert.Parse(after.Data["tls.crt"])
+	if err != nil || mcscert.KeyTypeOf(ca[0].PublicKey) != mcscert.ECDSAP384 {
+		t.Errorf("the new CA: %v, %v", mcscert.KeyTypeOf(ca[0].PublicKey), err)
+	}
+	for _, s := range []*corev1.Secret{before, after} {
+		if !strings.Contains(bundle.Data[BundleKey], string(s.Data["tls.crt"])) {
+			t.Error("a CA is not in the bundle")
+		}
+	}
+	for _, kind := range []mcscert.KeyType{mcscert.ECDSAP384, ""} {
+		r.r.SignerKey = kind
+		if why := r.pass(); why != [3]string{} {
+			t.Errorf("with %q: %q", kind, why)
+		}
 	}
 }
 

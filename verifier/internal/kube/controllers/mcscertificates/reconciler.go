@@ -4,9 +4,6 @@ package mcscertificates
 
 import (
 	"context"
-	"crypto"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -111,16 +108,17 @@ func New(o Options) (*Reconciler, error) {
 		}
 		keys = append(keys, client.ObjectKey{Namespace: namespace, Name: name})
 	}
+	var c config.Certificates
+	if o.Config.Certificates != nil {
+		c = *o.Config.Certificates
+	}
 	return &Reconciler{
 		o: o, ca: keys[0], serving: keys[1],
-		always:         o.Config.Certificates != nil && o.Config.Certificates.Rotate == config.RotateAlways,
+		always:         c.Rotate == config.RotateAlways,
 		pointerConfigs: pointerConfigs{o.Client, o.Log, keys[2:], k.MachineNamespaces, o.ListUserData},
-		certs:          certrotation.Rotator{Client: o.Client, Now: o.Now, NewKey: newKey},
+		certs:          certrotation.Rotator{Client: o.Client, Now: o.Now, SignerKey: c.SignerKey},
 	}, nil
 }
-
-// newKey creates the key of a CA, of the type that the machine-config-operator uses.
-func newKey() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, 2048) }
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {

@@ -1057,6 +1057,37 @@ func TestRotateStepByStep(t *testing.T) {
 	})
 }
 
+// The CA follows certificates.signerKey at the next pass, the serving certificate by a rotation.
+func TestSignerKeyIsConfigurable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
+		first, err := r.c.Init(t.Context(), false)
+		if err != nil || mcscert.KeyTypeOf(first.CA.PublicKey) != mcscert.RSA2048 {
+			t.Fatalf("%v, %v", mcscert.KeyTypeOf(first.CA.PublicKey), err)
+		}
+		roots := r.pointerRoots("worker-user-data")
+		r.o.Config.Certificates.SignerKey = mcscert.ECDSAP384
+		r.start()
+		s := r.sync()
+		if mcscert.KeyTypeOf(s.CA.PublicKey) != mcscert.ECDSAP384 || len(s.Bundle) != 2 || !s.Leaf.Equal(first.Leaf) {
+			t.Fatalf("CA with %s, %d in the bundle", mcscert.KeyTypeOf(s.CA.PublicKey), len(s.Bundle))
+		}
+		if again := r.sync(); !again.CA.Equal(s.CA) {
+			t.Error("the next pass replaced the CA again")
+		}
+		both := r.pointerRoots("worker-user-data")
+		time.Sleep(mcscert.Publish)
+		step, s, err := r.c.Rotate(t.Context(), false)
+		if err != nil || step != mcscert.StepServing || s.Leaf.CheckSignatureFrom(s.CA) != nil {
+			t.Fatalf("%s, %v", step, err)
+		}
+		if err := errors.Join(verify(first.Leaf, roots, time.Now()), verify(first.Leaf, both, time.Now()),
+			verify(s.Leaf, both, time.Now())); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestInitOfAnInstallersCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now().Add(-year))
