@@ -70,12 +70,11 @@ func TestImportsGoDownOnly(t *testing.T) {
 			"github.com/spf13/pflag"}, kubernetesClients...),
 			[]string{"os", "os/exec", "flag", "math/rand", "math/rand/v2"}},
 		{"./agent/...", []string{module + "/verifier", module + "/pkg/api", "k8s.io", "sigs.k8s.io", "github.com/openshift",
-			"github.com/google/go-tpm-tools", "github.com/google/go-eventlog", "github.com/google/go-attestation/attest"}, nil},
+			otherLibraries[0], otherLibraries[1], otherLibraries[2]}, nil},
 		// The program itself, which has to fit into an initramfs; what tests it may know more.
 		{"./agent", []string{module + "/pkg/cms", "github.com/go-jose", module + "/testvm"}, nil},
 		{"./verifier/...", []string{module + "/agent", module + "/pkg/evidence/tpm2/attester",
-			module + "/pkg/evidence/awssts/attester",
-			"github.com/google/go-eventlog", "github.com/google/go-attestation/attest", "github.com/google/go-tpm-tools"}, nil},
+			module + "/pkg/evidence/awssts/attester"}, nil},
 		// It doubles the program: docs/designs/003-size-of-the-verifier.md.
 		{"./verifier", []string{"github.com/google/go-cmp"}, nil},
 	} {
@@ -90,6 +89,41 @@ func TestImportsGoDownOnly(t *testing.T) {
 				if slices.Contains(floor.direct, i) && !strings.HasSuffix(p.ImportPath, "test") {
 					t.Errorf("%s imports %s: a package of this floor is pure", p.ImportPath, i)
 				}
+			}
+		}
+	}
+}
+
+// otherLibraries also verify TPM evidence, and accept more of it.
+var otherLibraries = []string{"github.com/google/go-tpm-tools", "github.com/google/go-eventlog",
+	"github.com/google/go-attestation/attest"}
+
+// Commands print the second opinion of other libraries. What serves machines does not depend on them, so it cannot
+// decide by them.
+func TestOtherLibrariesDecideNothing(t *testing.T) {
+	const v = module + "/verifier"
+	opinion := v + "/internal/secondopinion"
+	commands := []string{v + "/internal/cli/policy", v + "/internal/cli/machine"}
+	found := false
+	for _, p := range list(t, "./pkg/...", "./verifier/...") {
+		found = found || p.ImportPath == opinion
+		for _, i := range p.Imports {
+			switch {
+			case under(i, otherLibraries...) && p.ImportPath != opinion && !strings.HasSuffix(p.ImportPath, "test"):
+				t.Errorf("%s imports %s: only package secondopinion may", p.ImportPath, i)
+			case i == opinion && !under(p.ImportPath, commands...):
+				t.Errorf("%s imports %s: only commands may", p.ImportPath, i)
+			}
+		}
+	}
+	if !found {
+		t.Errorf("%s does not exist: has it moved?", opinion)
+	}
+	for _, p := range list(t, v+"/internal/server", v+"/internal/service", v+"/internal/kube/...",
+		v+"/internal/standalone", v+"/internal/cli/serve", v+"/internal/cli/controller") {
+		for _, d := range p.Deps {
+			if under(d, otherLibraries...) {
+				t.Errorf("%s depends on %s, which may not decide", p.ImportPath, d)
 			}
 		}
 	}

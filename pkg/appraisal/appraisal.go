@@ -317,42 +317,6 @@ func (a *appraisal) verify(ctx context.Context) error {
 	return a.verifyDocuments(ctx)
 }
 
-// verifyTPM computes the transcript, and checks the TPM's quote if it is required.
-func (a *appraisal) verifyTPM() error {
-	c := a.Challenge
-	f := transcript.Fields{
-		Sealed: a.ev.Sealed, Nonce: c.Nonce, Binding: c.Binding, Exporter: c.Exporter, ServerSPKI: a.ev.ServerSPKI,
-		Origin: c.Origin, Pool: c.Pool, Required: transcript.Required(c.Required, c.Bank, c.PCRs),
-		CSRSPKI: a.ev.CSRSPKI, Claims: a.ev.Claims,
-	}
-	withTPM := slices.Contains(c.Required, evidence.TPM2)
-	if withTPM {
-		ek, err := tpm2.ParseEK(c.EKPublic)
-		if err != nil {
-			return err
-		}
-		ak, err := tpm2.ParseAK(c.AKPublic)
-		if err != nil {
-			return err
-		}
-		hash := ek.SPKIHash()
-		f.EKSPKI, f.AKName = hash[:], ak.Name()
-		a.identity = tpm2.Identity{EK: ek, EKCertificates: c.EKCertificates, AK: ak, AKCertificates: c.AKCertificates}
-	}
-	a.transcript = f.Hash()
-	if withTPM {
-		quote, err := tpm2.VerifyQuote(tpm2.Challenge{
-			EK: a.identity.EK, AK: a.identity.AK, Secret: c.Secret, Bank: c.Bank, PCRs: c.PCRs, Transcript: a.transcript,
-		}, *a.ev.TPM2)
-		if err != nil {
-			return err
-		}
-		a.quote = quote
-		a.accepted(evidence.TPM2, a.ev.TPM2.Quote, quoteSummary(quote))
-	}
-	return nil
-}
-
 func (a *appraisal) provisioningToken() error {
 	found := 0 // index from 1; all tokens are compared, for constant time
 	for i, t := range a.ProvisioningTokens {

@@ -13,6 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // Saved has everything about one Attest call that is needed to appraise it again without
@@ -170,6 +171,18 @@ func (s *Saved) Quote() (*tpm2.Quote, []byte, error) {
 		return nil, nil, fmt.Errorf("saved evidence: the machine did not attest with its TPM")
 	}
 	return a.quote, ev.EventLog, nil
+}
+
+// Transcript returns what the quote of a saved call, and each document that is bound to it, had to contain. Nothing
+// is verified.
+func (s *Saved) Transcript() (transcript.Hash, error) {
+	challenge, ev, err := s.Replay()
+	if err != nil {
+		return transcript.Hash{}, err
+	}
+	a := &appraisal{Context: Context{Challenge: challenge}, ev: ev}
+	err = a.transcribe()
+	return a.transcript, err
 }
 
 // NonceText returns the challenge's nonce in the text form of the token (eat_nonce).

@@ -25,6 +25,7 @@ import (
 )
 
 func explainCommand(e *env.Env) *cobra.Command {
+	var exported string
 	cmd := &cobra.Command{
 		Use:   "explain MACHINE",
 		Short: "Show everything about one machine, and what to do if it cannot attest",
@@ -42,6 +43,10 @@ cluster the command reads them from the verifiers' logs.`,
 		ValidArgsFunction: e.MachineNames,
 	}
 	e.Where(cmd)
+	if !e.Plugin { // a cluster keeps no evidence
+		cmd.Flags().StringVar(&exported, "export", "",
+			"write the latest kept evidence to this file as an attest.Attestation of go-tpm-tools, and print its nonce")
+	}
 	output := env.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		b, err := e.Open()
@@ -51,6 +56,9 @@ cluster the command reads them from the verifiers' logs.`,
 		s, err := b.Find(cmd.Context(), args[0])
 		if err != nil {
 			return err
+		}
+		if exported != "" {
+			return export(cmd, b, s, args[0], exported, output)
 		}
 		x := explained{env: e, state: s}
 		if len(s.Machines)+len(s.Pending) == 0 && operator.IsHexID(args[0]) {
@@ -66,6 +74,18 @@ cluster the command reads them from the verifiers' logs.`,
 		return x.print(cmd.OutOrStdout(), args[0], output)
 	}
 	return cmd
+}
+
+// exportText describes --export.
+func exportText(e *env.Env) string {
+	if e.Plugin {
+		return ""
+	}
+	return `
+
+--export FILE writes the TPM's part of the latest evidence that the verifier kept
+(keepEvidence) to FILE, for tools that read go-tpm-tools' attest.Attestation. It prints
+the nonce with which they verify the quote: the hash of the whole conversation.`
 }
 
 // eventReader is a backend that has Events of a machine.

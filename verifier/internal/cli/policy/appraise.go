@@ -29,6 +29,7 @@ import (
 
 func appraiseCommand() *cobra.Command {
 	var configPath string
+	var second bool
 	cmd := &cobra.Command{
 		Use:   "appraise FILE",
 		Short: "Repeat the appraisal of saved evidence, offline",
@@ -38,11 +39,18 @@ saves evidence in state/evidence. The command records nothing and creates no tok
 does not call a cloud's API, because the API's answers are saved with the evidence. It
 fetches Google's keys unless google-keys has them.
 
+--second-opinion also has google/go-attestation and google/go-tpm-tools verify the TPM's
+key, quote and event log, and read the state of Secure Boot. It prints where they agree,
+and where they are laxer and why. They do not change the verdict. They have no check of
+the endorsement, the Machine, the policy or the reference values.
+
 Exit status 0: accepted; 1: denied, or a failure; 2: wrong command line; 5: denied for
 now.`,
 		Args: cobra.ExactArgs(1),
 	}
 	env.ConfigFlag(cmd, &configPath)
+	cmd.Flags().BoolVar(&second, "second-opinion", false,
+		"also verify the evidence with go-attestation and go-tpm-tools, and compare")
 	output := env.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, err := env.LoadConfig(configPath)
@@ -65,22 +73,47 @@ now.`,
 		if err != nil {
 			return err
 		}
-		v, err := appraiseAgain(cmd.Context(), c, saved, snapshot, shared)
-		if err != nil {
-			return appraisalFailed(err)
+		v, denied := appraiseAgain(cmd.Context(), c, saved, snapshot, shared)
+		if denied != nil && !second {
+			return appraisalFailed(denied)
 		}
-		name := "" // the provisioning token names no machine
-		if v.Machine != nil {
-			name = v.Machine.String()
+		var names []string
+		doc := map[string]any{}
+		if denied != nil {
+			doc["denied"] = reason.From(denied).Code.Info().Name
+		} else {
+			name := "" // the provisioning token names no machine
+			if v.Machine != nil {
+				name = v.Machine.String()
+			}
+			names = []string{name}
+			doc = map[string]any{
+				"machine": name, "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence,
+				"warnings": v.Warnings,
+			}
 		}
-		doc := map[string]any{
-			"machine": name, "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence,
-			"warnings": v.Warnings,
+		var opinion secondOpinion
+		if second {
+			opinion = askLibraries(saved, denied)
+			doc["secondOpinion"] = opinion
 		}
-		return output.Print(cmd.OutOrStdout(), doc, []string{name}, func(out io.Writer) error {
+		err = output.Print(cmd.OutOrStdout(), doc, names, func(out io.Writer) error {
+			if denied != nil {
+				return opinion.print(out)
+			}
 			fmt.Fprintln(out, "accepted")
-			return env.Encode(out, doc, env.JSON)
+			if second {
+				delete(doc, "secondOpinion")
+			}
+			if err := env.Encode(out, doc, env.JSON); err != nil || !second {
+				return err
+			}
+			return opinion.print(out)
 		})
+		if denied != nil {
+			return appraisalFailed(denied)
+		}
+		return err
 	}
 	return cmd
 }
