@@ -40,7 +40,7 @@ type Initrd struct {
 	Agent  Delivery
 	// Newer uses the Ignition of testvm/ignition instead of Debian's 2.14.
 	Newer bool
-	// Sealed adds what seals and opens a volume of [Rig.NewVolume], and systemd-pcrphase. Debian12 only.
+	// Sealed adds what seals and opens a volume of [Rig.NewSealedRoot], and systemd-pcrphase. Debian12 only.
 	Sealed bool
 	// Extra is appended as a separate archive: path to content.
 	Extra map[string]string

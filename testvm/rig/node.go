@@ -38,6 +38,24 @@ func (n *Node) WantProvisioned() {
 	}
 }
 
+// WantOrder requires that systemd reported these units of the initramfs as started in this order.
+func (n *Node) WantOrder(units ...string) {
+	n.r.t.Helper()
+	journal := n.Journal()
+	at, before := 0, ""
+	for _, unit := range units {
+		line := regexp.MustCompile(`systemd\[1\]: (Started|Finished|Mounted) ` + regexp.QuoteMeta(unit) + `[. ]`)
+		found := line.FindStringIndex(journal)
+		switch {
+		case found == nil:
+			n.r.t.Fatalf("%s did not start", unit)
+		case found[0] < at:
+			n.r.t.Fatalf("%s started before %s", unit, before)
+		}
+		at, before = found[0], unit
+	}
+}
+
 // WantEmergency waits for the end and requires that the machine ended at the emergency shell, with
 // nothing of the config on its disk.
 func (n *Node) WantEmergency() {

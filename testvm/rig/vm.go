@@ -37,8 +37,9 @@ type VM struct {
 	Metadata http.Handler
 	// ConfigDrive is a CD-ROM with the label config-2: path to content. Nil means none.
 	ConfigDrive map[string]string
-	// Volume is a second disk, which keeps what a machine writes; "" means none.
-	Volume string
+	// SealedRoot is a volume of [Rig.NewSealedRoot] as the root disk, which keeps what a machine writes.
+	// Root does not apply.
+	SealedRoot string
 	// Cmdline is added to the kernel's command line.
 	Cmdline string
 	// Root has additional files for the root disk: path to content.
@@ -120,10 +121,13 @@ func (r *Rig) Boot(vm VM) *Node {
 	r.fatal(os.Mkdir(n.dir, 0o755), "machine")
 	kernel, _ := r.Kernel(vm.Initrd.System)
 	format, root := "qcow2", "virtio-blk-pci,drive=root"
-	if vm.CoreOS != nil {
+	switch {
+	case vm.CoreOS != nil:
 		n.overlay, format = vm.CoreOS.Path, "raw"
 		root += ",bootindex=1" // OVMF shows GRUB only disks that have one
-	} else {
+	case vm.SealedRoot != "":
+		n.overlay, format = vm.SealedRoot, "raw"
+	default:
 		n.overlay = filepath.Join(n.dir, "root.qcow2")
 		r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", r.rootDisk(vm.Root, vm.Kubelet), "-F", "raw",
 			n.overlay)
@@ -155,10 +159,6 @@ func (r *Rig) Boot(vm VM) *Node {
 	if vm.ConfigDrive != nil {
 		args = append(args, "-device", "virtio-scsi-pci", "-device", "scsi-cd,drive=config",
 			"-drive", "if=none,id=config,format=raw,readonly=on,file="+r.configDrive(n.path("config.iso"), vm.ConfigDrive))
-	}
-	if vm.Volume != "" {
-		args = append(args, "-drive", "if=none,id=volume,format=raw,cache=unsafe,file="+vm.Volume,
-			"-device", "virtio-blk-pci,drive=volume")
 	}
 	if vm.UKI != nil || vm.GRUB != nil || vm.CoreOS != nil && vm.SecureBoot {
 		vars := ovmf + "OVMF_VARS_4M.fd"

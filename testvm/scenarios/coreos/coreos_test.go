@@ -17,24 +17,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// wantOrder requires that systemd reported these units as started in this order.
-func wantOrder(t *testing.T, journal string, units ...string) {
-	t.Helper()
-	at, before := 0, ""
-	for _, unit := range units {
-		line := regexp.MustCompile(`systemd\[1\]: (Started|Finished|Mounted) ` + regexp.QuoteMeta(unit) + `[. ]`)
-		found := line.FindStringIndex(journal)
-		switch {
-		case found == nil:
-			t.Errorf("%s did not start", unit)
-			continue
-		case found[0] < at:
-			t.Errorf("%s started before %s", unit, before)
-		}
-		at, before = found[0], unit
-	}
-}
-
 func wantCapped(t *testing.T, node *rig.Node) {
 	t.Helper()
 	capped := eventlog.Extend(eventlog.SHA256, make([]byte, sha256.Size), measuredboot.CapDigest(eventlog.SHA256))
@@ -68,7 +50,7 @@ func TestStandInAttestsOnItsFirstBootAndCapsOnALaterOne(t *testing.T) {
 	node := r.Boot(rig.VM{Name: "first", TPM: tpm, CoreOS: disk, SecureBoot: true})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
-	wantOrder(t, node.Journal(),
+	node.WantOrder(
 		"coreos-ignition-setup-user.service",
 		"ignition-fetch-offline.service",
 		"coreos-enable-network.service",
@@ -91,7 +73,7 @@ func TestStandInAttestsOnItsFirstBootAndCapsOnALaterOne(t *testing.T) {
 	decisions := len(v.Audit())
 	later := r.Boot(rig.VM{Name: "later", TPM: tpm, CoreOS: disk})
 	later.WantProvisioned()
-	wantOrder(t, later.Journal(), "ostree-prepare-root.service", "mcs-attest-cap.service")
+	later.WantOrder("ostree-prepare-root.service", "mcs-attest-cap.service")
 	wantCapped(t, later)
 	if got := v.Audit()[decisions:]; len(got) > 0 {
 		t.Errorf("a later boot asked the verifier: %v", got)

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sealed boots machines with a volume that systemd-cryptenroll sealed to PCRs 7 and 11.
+// Package sealed boots machines with a root file system that systemd-cryptenroll sealed to PCRs 7 and 11.
 package sealed
 
 import (
 	"fmt"
-	"maps"
 	"strings"
 	"testing"
 
@@ -25,70 +24,94 @@ spec:
     profile: ` + profile + "\n"
 }
 
-// printVolumes runs in the real root.
-const printVolumes = "#!/bin/sh\nfor name in /sys/block/dm-*/dm/name; do echo \"rig: volume $(cat $name)\"; done\n"
+// printRoot runs in the real root.
+const printRoot = `#!/bin/sh
+while read -r device folder rest; do
+    [ "$folder" != / ] || echo "rig: root on $device"
+done < /proc/mounts
+`
 
-func wantOpen(t *testing.T, node *rig.Node) {
+// wantFirstBoot requires that the root file system was open before the agent capped PCR 11, or recorded it,
+// and before Ignition wrote to it. From then on only the TPM can open it.
+func wantFirstBoot(t *testing.T, r *rig.Rig, v *rig.Verifier, vm rig.VM) *rig.Node {
 	t.Helper()
-	if !node.Said(`^rig: volume sealed`) {
-		t.Errorf("the volume is not open:\n%s", node.Console())
-	}
+	node := r.Boot(vm)
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+	wantUnlocked(t, node, "systemd-cryptsetup@root.service", "mcs-attest-scrub.service", "sysroot.mount")
+	r.WantSealed(vm.SealedRoot, 7, 11)
+	return node
 }
 
-// firstAndLaterBoot requires that the volume opens on both boots, and that the agent then caps PCR 11,
+// wantLaterBoot requires that the TPM opened the root file system of the first boot before the agent
+// capped PCR 11, or recorded it.
+func wantLaterBoot(t *testing.T, r *rig.Rig, vm rig.VM) *rig.Node {
+	t.Helper()
+	vm.LaterBoot = true
+	node := r.Boot(vm)
+	node.WantProvisioned() // Ignition wrote it on the first boot
+	wantUnlocked(t, node, "systemd-cryptsetup@root.service", "sysroot.mount", "mcs-attest-cap.service")
+	return node
+}
+
+func wantUnlocked(t *testing.T, node *rig.Node, units ...string) {
+	t.Helper()
+	if !node.Said(`^rig: root on /dev/mapper/root$`) {
+		t.Errorf("the root file system is not the encrypted one:\n%s", node.Console())
+	}
+	node.WantOrder(units...)
+}
+
+// firstAndLaterBoot requires that the root opens on both boots, and that the agent then caps PCR 11,
 // which is zero until then.
 func firstAndLaterBoot(t *testing.T, r *rig.Rig, v *rig.Verifier, first, later rig.VM) {
 	t.Helper()
-	node := r.Boot(first)
-	node.WantProvisioned()
-	v.WantRecord("worker-0", "Fetched")
-	again := r.Boot(later)
-	again.Wait()
 	zero := make([]byte, 32)
 	want := fmt.Sprintf("%x", eventlog.Extend(eventlog.SHA256, zero, measuredboot.CapDigest(eventlog.SHA256)))
-	for _, n := range []*rig.Node{node, again} {
-		wantOpen(t, n)
-		if got := strings.ToLower(n.PCR11()); got != want {
+	for _, node := range []*rig.Node{wantFirstBoot(t, r, v, first), wantLaterBoot(t, r, later)} {
+		if got := strings.ToLower(node.PCR11()); got != want {
 			t.Errorf("PCR 11 in the real root is %s, not capped", got)
 		}
 	}
 }
 
-func TestSealedVolumeOpensBeforeTheCapOnFirstAndLaterBoots(t *testing.T) {
+func TestSealedRootOpensBeforeTheCapOnFirstAndLaterBoots(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
-	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Sealed: true}, Volume: r.NewVolume(),
-		Cmdline: rig.OpenSealed + " " + rig.Seal("7+11"), Root: map[string]string{"etc/rig-realroot": printVolumes}}
+	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Sealed: true},
+		SealedRoot: r.NewSealedRoot(map[string]string{"etc/rig-realroot": printRoot}),
+		Cmdline:    rig.OpenSealed + " " + rig.Seal("7+11")}
 	later := first
-	later.LaterBoot, later.Cmdline = true, rig.OpenSealed
+	later.Cmdline = rig.OpenSealed
 	firstAndLaterBoot(t, r, v, first, later)
 }
 
-func TestSealedVolumeOpensThroughShimAndGRUB(t *testing.T) {
+func TestSealedRootOpensThroughShimAndGRUB(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{Policy: policy("secure-boot")})
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
 	initrd := rig.Initrd{Sealed: true}
-	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), SecureBoot: true, Volume: r.NewVolume(),
-		GRUB: &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed + " " + rig.Seal("7+11")},
-		Root: map[string]string{"etc/rig-realroot": printVolumes}}
+	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), SecureBoot: true,
+		SealedRoot: r.NewSealedRoot(map[string]string{"etc/rig-realroot": printRoot}),
+		GRUB:       &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed + " " + rig.Seal("7+11")}}
 	later := first
-	later.LaterBoot, later.GRUB = true, &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed}
+	later.GRUB = &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed}
 	firstAndLaterBoot(t, r, v, first, later)
 }
 
-// openInEachPhase opens the volume in the real root, while systemd's units extend PCR 11. No image
-// has a signature for the last phase.
-const openInEachPhase = printVolumes + `
+// openInEachPhase opens the volume in the real root of an image with rig.phases, while systemd's units
+// extend PCR 11. No image has a signature for the last phase.
+const openInEachPhase = printRoot + `
+grep -q rig.phases /proc/cmdline || exit 0
 busybox mount -t efivarfs efivarfs /sys/firmware/efi/efivars
 for phase in leave-initrd sysinit ready shutdown; do
     [ $phase = leave-initrd ] || /lib/systemd/systemd-pcrphase $phase
-    if /sbin/cryptsetup open --test-passphrase --token-only /dev/vdb; then
+    if /sbin/cryptsetup open --test-passphrase --token-only /dev/vda; then
         echo "rig: phase $phase opens"
     else
         echo "rig: phase $phase does not open"
@@ -98,8 +121,8 @@ done
 
 // In a measured unified kernel image with systemd-pcrphase, the agent does not extend PCR 11: it has
 // the value that systemd-measure predicts for the phase leave-initrd. The verifier accepts the phase
-// enter-initrd. The key of a volume that is sealed to the image's signatures is available in each
-// signed phase. The images of the first and of the later boots differ, but have the same key.
+// enter-initrd. The key of a root file system that is sealed to the image's signatures is available in
+// each signed phase. The images of the first and of the later boots differ, but have the same key.
 func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
@@ -109,36 +132,31 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	v.Start()
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
-	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), UKI: &image, SecureBoot: true, Volume: r.NewVolume(),
-		Root: map[string]string{"etc/rig-realroot": printVolumes}}
-	node := r.Boot(first)
-	node.WantProvisioned()
-	v.WantRecord("worker-0", "Fetched")
-	wantOpen(t, node)
-	if got, want := strings.ToLower(node.PCR11()), r.LeftInitrd(image); got != want {
+	library := "/lib/x86_64-linux-gnu/"
+	files := r.Programs("/sbin/cryptsetup", "/lib/systemd/systemd-pcrphase",
+		library+"cryptsetup/libcryptsetup-token-systemd-tpm2.so", library+"libtss2-esys.so.0",
+		library+"libtss2-rc.so.0", library+"libtss2-mu.so.0", library+"libtss2-tcti-device.so.0")
+	files["etc/rig-realroot"] = openInEachPhase
+	vm := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), UKI: &image, SecureBoot: true,
+		SealedRoot: r.NewSealedRoot(files)}
+	first := wantFirstBoot(t, r, v, vm)
+	if got, want := strings.ToLower(first.PCR11()), r.LeftInitrd(image); got != want {
 		t.Errorf("PCR 11 in the real root is %s, want %s", got, want)
 	}
 
 	laterImage := image
 	laterImage.Cmdline = rig.OpenSealed
-	later := first
-	later.LaterBoot, later.UKI = true, &laterImage
+	vm.UKI = &laterImage
 	for range 2 {
-		again := r.Boot(later)
-		again.Wait()
-		wantOpen(t, again)
+		wantLaterBoot(t, r, vm)
 	}
-	library := "/lib/x86_64-linux-gnu/"
-	later.Root = r.Programs("/sbin/cryptsetup", "/lib/systemd/systemd-pcrphase",
-		library+"cryptsetup/libcryptsetup-token-systemd-tpm2.so", library+"libtss2-esys.so.0",
-		library+"libtss2-rc.so.0", library+"libtss2-mu.so.0", library+"libtss2-tcti-device.so.0")
-	maps.Copy(later.Root, map[string]string{"etc/rig-realroot": openInEachPhase})
-	again := r.Boot(later)
-	again.Wait()
-	wantOpen(t, again)
+	phasesImage := laterImage
+	phasesImage.Cmdline += " rig.phases"
+	vm.UKI = &phasesImage
+	last := wantLaterBoot(t, r, vm)
 	for _, line := range []string{"leave-initrd opens", "sysinit opens", "ready opens", "shutdown does not open"} {
-		if !again.Said("^rig: phase " + line) {
-			t.Errorf("the console does not have %q:\n%s", line, again.Console())
+		if !last.Said("^rig: phase " + line) {
+			t.Errorf("the console does not have %q:\n%s", line, last.Console())
 		}
 	}
 }

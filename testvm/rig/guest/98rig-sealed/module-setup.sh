@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Seals and opens the rig's volume.
+# Seals and opens the rig's root.
 
 # shellcheck disable=SC2154 # dracut sets moddir, initdir and systemdsystemunitdir
 
