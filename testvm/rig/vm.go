@@ -89,12 +89,14 @@ type Node struct {
 }
 
 // Every machine boots with bareCmdline, and on a first boot with [firstBoot]. rd.shell=0: instead
-// of an emergency shell the machine restarts, as CoreOS does after a while. The last arguments only
-// make the emulation faster: QEMU translates a library again for each address at which it is
-// loaded.
+// of an emergency shell the machine restarts, as CoreOS does after a while. no_timer_check: on a busy
+// host, interrupts of the emulated timer are too late for the kernel's check of them, and it panics.
+// The arguments after it only make the emulation faster: QEMU translates a library again for each
+// address at which it is loaded.
 const (
 	bareCmdline   = "console=ttyS0 root=LABEL=root rw " + commonCmdline
-	commonCmdline = "rd.shell=0 rd.emergency=reboot panic=-1 norandmaps mitigations=off audit=0 cryptomgr.notests"
+	commonCmdline = "rd.shell=0 rd.emergency=reboot panic=-1 no_timer_check norandmaps mitigations=off " +
+		"audit=0 cryptomgr.notests"
 )
 
 // processor is an old model with the instructions that cryptography uses. QEMU emulates AVX and a
