@@ -33,8 +33,8 @@ func enrollment(doc manifest.Document, modified time.Time) (Enrollment, []manife
 }
 
 // host returns the enrollment by a metal3 BareMetalHost: its annotation has the EK, and
-// its consumerRef names the Machine. It returns nil if one of them is missing, or if the
-// consumer is not a Machine.
+// its consumerRef names the Machine, or in Cluster API the Machine's Metal3Machine. It
+// returns nil if one of them is missing, or if another kind of object consumes the host.
 func host(doc manifest.Document) (*Enrollment, []manifest.Problem) {
 	var in struct {
 		common
@@ -47,7 +47,13 @@ func host(doc manifest.Document) (*Enrollment, []manifest.Problem) {
 	}
 	list, ok := in.Metadata.Annotations[v1alpha1.AnnotationEKSHA256]
 	ref := in.Spec.ConsumerRef
-	if !ok || ref == nil || ref.Name == "" || ref.Kind != "" && ref.Kind != "Machine" {
+	if !ok || ref == nil || ref.Name == "" {
+		return nil, nil
+	}
+	switch {
+	case ref.Kind == "" || ref.Kind == "Machine":
+	case ref.Kind == kindMetal3Machine && groupOf(ref.APIVersion) == groupInfrastructure:
+	default:
 		return nil, nil
 	}
 	e := &Enrollment{kind: kindHost, source: place{doc.File, doc.Line("")}}
@@ -94,6 +100,15 @@ func (e Enrollment) WithSpec(spec v1alpha1.MachineAttestationSpec) Enrollment {
 	e.Spec, e.eks = spec, nil
 	e.check(func(string, string, string) {})
 	return e
+}
+
+// named describes the Machine that the enrollment names.
+func (e *Enrollment) named() string {
+	ref := e.Spec.MachineRef
+	if e.kind == kindHost && ref.Kind == kindMetal3Machine {
+		return fmt.Sprintf("the Machine of Metal3Machine %s/%s", ref.Namespace, ref.Name)
+	}
+	return fmt.Sprintf("Machine %s/%s", ref.Namespace, ref.Name)
 }
 
 // check fills in the namespaces and parses the hashes.

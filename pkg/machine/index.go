@@ -52,7 +52,7 @@ func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 		byUID:      make(map[string]*Machine, len(in.Machines)),
 		byName:     make(map[name]*Machine, len(in.Machines)),
 		waiting:    map[EKHash]*Enrollment{},
-	}}
+	}, byMetal3: map[name][]name{}}
 	machines := make([]Machine, 0, len(in.Machines)+len(in.Enrollments))
 	machines = append(machines, in.Machines...)
 	enrollments := slices.Clone(in.Enrollments)
@@ -112,6 +112,7 @@ func (ix *Index) ByName(namespace, machine string) []*Machine {
 // builder builds an index.
 type builder struct {
 	*Index
+	byMetal3 map[name][]name // Machines by their Metal3Machine
 	problems []manifest.Problem
 }
 
@@ -136,6 +137,10 @@ func (b *builder) add(m *Machine) {
 	}
 	b.byName[key], b.byUID[m.UID] = m, m
 	b.all = append(b.all, m)
+	if m.metal3 != "" {
+		consumer := name{kindMetal3Machine, m.Namespace, m.metal3}
+		b.byMetal3[consumer] = append(b.byMetal3[consumer], key)
+	}
 }
 
 // The values of authoritativeAPI (machine.openshift.io/v1beta1).
@@ -277,6 +282,9 @@ func (b *builder) named(e *Enrollment) *Machine {
 		}
 		return m
 	}
+	if e.kind == kindHost && ref.Kind == kindMetal3Machine {
+		return b.consumer(e)
+	}
 	var found []*Machine
 	for _, group := range []string{groupMachineAPI, groupClusterAPI} {
 		m, ok := b.byName[name{group, ref.Namespace, ref.Name}]
@@ -297,6 +305,18 @@ func (b *builder) named(e *Enrollment) *Machine {
 		m.quarantined = m.quarantined || e.Spec.Quarantined
 	}
 	b.warn(e.source, fmt.Sprintf("two Machines have the name %s/%s", ref.Namespace, ref.Name), "set machineRef.apiVersion")
+	return nil
+}
+
+// consumer returns the Machine of the Metal3Machine that consumes a host, or nil unless there is exactly one.
+func (b *builder) consumer(host *Enrollment) *Machine {
+	ref := host.Spec.MachineRef
+	keys := b.byMetal3[name{kindMetal3Machine, ref.Namespace, ref.Name}]
+	if len(keys) == 1 {
+		return b.byName[keys[0]]
+	}
+	b.warn(host.source, fmt.Sprintf("%d Machines have the Metal3Machine %s/%s", len(keys), ref.Namespace, ref.Name),
+		"exactly one Machine, whose infrastructureRef names it; the host enrolls nothing until then")
 	return nil
 }
 

@@ -7,7 +7,7 @@
 // API (cluster.x-k8s.io), and MachineAttestations. A MachineAttestation enrolls a
 // Machine's TPM. With spec.pool and without a machineRef it stands in for a Machine,
 // where Machines do not exist. A metal3 BareMetalHost enrolls the TPM of the Machine
-// that consumes it. An [Index] is immutable and built from all manifests. A
+// that consumes it, in Cluster API through its Metal3Machine. An [Index] is immutable and built from all manifests. A
 // [Registry] holds manifests that change one at a time.
 //
 // [Index.Match] accepts only verified identities: the hash of an EK, a cloud's
@@ -66,6 +66,7 @@ type Machine struct {
 	Mirror *Machine
 
 	authority   string   // which of two mirrored objects is authoritative; see fold
+	metal3      string   // the name of its Metal3Machine, which is in the same namespace
 	quarantined bool     // by a MachineAttestation of this Machine
 	expected    []string // the provider IDs that its MachineAttestations expect
 	source      place    // for messages
@@ -128,6 +129,9 @@ const (
 	groupClusterAPI = "cluster.x-k8s.io"
 	groupMetal3     = "metal3.io"
 	kindHost        = "BareMetalHost"
+
+	groupInfrastructure = "infrastructure.cluster.x-k8s.io"
+	kindMetal3Machine   = "Metal3Machine"
 )
 
 func (m *Machine) group() string { return groupOf(m.APIVersion) }

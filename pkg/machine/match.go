@@ -123,13 +123,11 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 	switch {
 	case found != nil && waiting:
 		return nil, reason.Deny(reason.EvidenceDisagrees,
-			"the EK is enrolled for Machine %s/%s, but other evidence names Machine %s", e.Spec.MachineRef.Namespace,
-			e.Spec.MachineRef.Name, found)
+			"the EK is enrolled for %s, but other evidence names Machine %s", e.named(), found)
 	case found != nil:
 		return found, nil
 	case waiting:
-		return nil, reason.Deny(reason.MachineNotFound, "the EK is enrolled for Machine %s/%s, which does not exist",
-			e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name)
+		return nil, reason.Deny(reason.MachineNotFound, "the EK is enrolled for %s, which does not exist", e.named())
 	case len(ix.byEK[id.EK]) > 0:
 		return nil, reason.Deny(reason.EKNotEnrolled, "the enrollment of Machine %s has expired", ix.byEK[id.EK][0].Machine)
 	case r.EKEnrolled && id.EK != (EKHash{}):

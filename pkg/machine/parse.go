@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -211,6 +212,13 @@ func clusterAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 			Bootstrap  struct {
 				DataSecretName *string `json:"dataSecretName"`
 			} `json:"bootstrap"`
+			InfrastructureRef struct {
+				APIVersion string `json:"apiVersion"` // v1beta1
+				APIGroup   string `json:"apiGroup"`   // v1beta2
+				Kind       string `json:"kind"`
+				Namespace  string `json:"namespace"` // v1beta1: that of the Machine
+				Name       string `json:"name"`
+			} `json:"infrastructureRef"`
 		} `json:"spec"`
 		Status struct {
 			NodeRef   *nodeRef  `json:"nodeRef"`
@@ -227,6 +235,11 @@ func clusterAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.
 	m.setStatus(in.Status.NodeRef, in.Status.Addresses)
 	if in.Spec.Bootstrap.DataSecretName != nil {
 		m.UserDataSecret = *in.Spec.Bootstrap.DataSecretName
+	}
+	if ref := in.Spec.InfrastructureRef; ref.Kind == kindMetal3Machine &&
+		cmp.Or(ref.APIGroup, groupOf(ref.APIVersion)) == groupInfrastructure &&
+		(ref.Namespace == "" || ref.Namespace == m.Namespace) {
+		m.metal3 = ref.Name
 	}
 	// The label's presence counts; its value is usually empty.
 	if _, ok := in.Metadata.Labels[labelControlPlane]; ok {

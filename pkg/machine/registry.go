@@ -42,15 +42,17 @@ type Registry struct {
 	standInUID      multimap[string, *Enrollment]
 	standInProvider multimap[string, *Enrollment]
 	enrolledEK      multimap[EKHash, *Enrollment]
-	enrolledBy      multimap[name, *Enrollment]    // by the named Machine, with an empty group
-	nodeOf          multimap[string, string]       // Nodes by provider ID
-	shared          map[sharedFields]*sharedFields // each combination is stored once
+	enrolledBy      multimap[name, *Enrollment]     // by what they name, see target
+	byMetal3        multimap[name, *compactMachine] // by Metal3Machine
+	nodeOf          multimap[string, string]        // Nodes by provider ID
+	shared          map[sharedFields]*sharedFields  // each combination is stored once
 }
 
 // compactMachine is a Machine in compact form.
 type compactMachine struct {
 	*sharedFields
 	name, uid, nodeRef, providerID string
+	metal3                         string
 	created                        int64 // Unix time in nanoseconds; 0 means none
 	eks                            []EKHash
 }
@@ -75,7 +77,8 @@ func (r *Registry) compact(m Machine) *compactMachine {
 			r.shared[shared] = one
 		}
 	}
-	k := &compactMachine{sharedFields: one, name: m.Name, uid: m.UID, nodeRef: m.NodeRef, providerID: m.ProviderID}
+	k := &compactMachine{sharedFields: one, name: m.Name, uid: m.UID, nodeRef: m.NodeRef, providerID: m.ProviderID,
+		metal3: m.metal3}
 	if !m.Created.IsZero() {
 		k.created = m.Created.UnixNano()
 	}
@@ -96,6 +99,7 @@ func (k *compactMachine) machine() Machine {
 		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting,
 		Undated: k.undated, Phase: k.phase,
 		NodeRef: k.nodeRef, ProviderID: k.providerID, UserDataSecret: k.userDataSecret, authority: k.authority,
+		metal3: k.metal3,
 	}
 	if k.created != 0 {
 		m.Created = time.Unix(0, k.created)
@@ -111,6 +115,17 @@ func (k *compactMachine) machine() Machine {
 
 func (k *compactMachine) provider() string { return NormalProviderID(k.providerID) }
 
+// metal3Machine returns the key of the Machine's Metal3Machine.
+func (k *compactMachine) metal3Machine() name { return name{kindMetal3Machine, k.namespace, k.metal3} }
+
+// target returns the key of the object that an enrollment names: a Machine, with an empty group, or a Metal3Machine.
+func target(ref *v1alpha1.MachineReference) name {
+	if ref.Kind == kindMetal3Machine {
+		return name{kindMetal3Machine, ref.Namespace, ref.Name}
+	}
+	return name{"", ref.Namespace, ref.Name}
+}
+
 // NewRegistry returns an empty registry. pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
@@ -125,6 +140,7 @@ func NewRegistry(pointers userData) *Registry {
 		standInProvider: newMultimap[string, *Enrollment](),
 		enrolledEK:      newMultimap[EKHash, *Enrollment](),
 		enrolledBy:      newMultimap[name, *Enrollment](),
+		byMetal3:        newMultimap[name, *compactMachine](),
 		nodeOf:          newMultimap[string, string](),
 		shared:          map[sharedFields]*sharedFields{},
 	}
@@ -142,6 +158,9 @@ func (r *Registry) PutMachine(m Machine) {
 	r.byUID.add(k.uid, k)
 	if k.providerID != "" {
 		r.byProvider.add(k.provider(), k)
+	}
+	if k.metal3 != "" {
+		r.byMetal3.add(k.metal3Machine(), k)
 	}
 	for _, h := range k.eks {
 		r.byEK.add(h, k)
@@ -173,6 +192,9 @@ func (r *Registry) dropMachine(key name) (uid string) {
 	if k.providerID != "" {
 		r.byProvider.remove(k.provider(), k)
 	}
+	if k.metal3 != "" {
+		r.byMetal3.remove(k.metal3Machine(), k)
+	}
 	for _, h := range k.eks {
 		r.byEK.remove(h, k)
 	}
@@ -195,7 +217,7 @@ func (r *Registry) PutEnrollment(e Enrollment) {
 		r.enrolledEK.add(h, &e)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
-		r.enrolledBy.add(name{"", ref.Namespace, ref.Name}, &e)
+		r.enrolledBy.add(target(ref), &e)
 		return
 	}
 	m := e.standIn()
@@ -243,7 +265,7 @@ func (r *Registry) dropEnrollment(key name) *v1alpha1.MachineReference {
 		r.enrolledEK.remove(h, e)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
-		r.enrolledBy.remove(name{"", ref.Namespace, ref.Name}, e)
+		r.enrolledBy.remove(target(ref), e)
 		return ref
 	}
 	m := e.standIn()
@@ -467,6 +489,11 @@ func (c *closure) machine(k *compactMachine) {
 	for e := range c.enrolledBy.all(name{"", k.namespace, k.name}) {
 		c.enrollment(e)
 	}
+	if k.metal3 != "" {
+		for e := range c.enrolledBy.all(k.metal3Machine()) {
+			c.enrollment(e)
+		}
+	}
 }
 
 // enrollment adds an enrollment; nil is ignored.
@@ -488,6 +515,9 @@ func (c *closure) enrollment(e *Enrollment) {
 	if ref := e.Spec.MachineRef; ref != nil {
 		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
 			c.machine(c.machines[name{group, ref.Namespace, ref.Name}])
+		}
+		for k := range c.byMetal3.all(target(ref)) {
+			c.machine(k)
 		}
 	}
 }

@@ -36,7 +36,11 @@ func TestRegistry_AgreesWithTheIndex(t *testing.T) {
 				}
 			case 1:
 				for k, e := range enrollments {
-					r.DeleteEnrollment(e.Namespace, e.Name)
+					if e.kind == kindHost {
+						r.DeleteHost(e.Namespace, e.Name)
+					} else {
+						r.DeleteEnrollment(e.Namespace, e.Name)
+					}
 					delete(enrollments, k)
 					break
 				}
@@ -148,6 +152,9 @@ func randomMachine(rnd *rand.Rand) Machine {
 	if chance(rnd, 3) {
 		m.addEK(randomEK(rnd))
 	}
+	if chance(rnd, 3) {
+		m.metal3 = fmt.Sprint("metal-", rnd.IntN(3))
+	}
 	m.Deleting, m.NodeRef = chance(rnd, 8), []string{"", "", "", "a node"}[rnd.IntN(4)]
 	return m
 }
@@ -172,10 +179,19 @@ func randomEnrollment(t *testing.T, rnd *rand.Rand) Enrollment {
 		a.Spec.EKSHA256 = []string{ekText(randomEK(rnd))}
 	}
 	a.Spec.Quarantined = chance(rnd, 6)
+	kind := ""
+	if a.Spec.MachineRef != nil && chance(rnd, 2) {
+		a.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: groupInfrastructure + "/v1beta1", Kind: kindMetal3Machine,
+			Name: fmt.Sprint("metal-", rnd.IntN(3))}
+		if !chance(rnd, 4) { // a MachineAttestation can name no Metal3Machine
+			kind, a.Name = kindHost, fmt.Sprint("host-", i)
+		}
+	}
 	e, err := NewEnrollment(a)
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.kind = kind
 	return e
 }
 
@@ -213,6 +229,9 @@ func TestBareMetalHost_EnrollsItsConsumer(t *testing.T) {
 	for what, change := range map[string]func(o map[string]any){
 		"it has no consumer": func(o map[string]any) { delete(o["spec"].(map[string]any), "consumerRef") },
 		"the consumer is no Machine": func(o map[string]any) {
+			o["spec"].(map[string]any)["consumerRef"].(map[string]any)["kind"] = "HostClaim"
+		},
+		"the consumer is a Metal3Machine of another API group": func(o map[string]any) {
 			o["spec"].(map[string]any)["consumerRef"].(map[string]any)["kind"] = "Metal3Machine"
 		},
 		"no EK": func(o map[string]any) { delete(o["metadata"].(map[string]any), "annotations") },
@@ -225,6 +244,96 @@ func TestBareMetalHost_EnrollsItsConsumer(t *testing.T) {
 		o["metadata"].(map[string]any)["annotations"].(map[string]any)[v1alpha1.AnnotationEKSHA256] = "rubbish"
 	})); len(problems) == 0 {
 		t.Error("an annotation that is no hash was taken")
+	}
+}
+
+// In Cluster API a Metal3Machine consumes the host, and a Machine's infrastructureRef names
+// that Metal3Machine (status row E12). Both versions of the API write the reference.
+func TestBareMetalHost_EnrollsTheMachineOfItsMetal3Machine(t *testing.T) {
+	const infrastructure = "infrastructure.cluster.x-k8s.io"
+	parsed := func(o map[string]any) Manifests {
+		t.Helper()
+		in, problems := FromObject(o)
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		return in
+	}
+	// Each object has a name of its own, so that only the references connect them.
+	machine := func(r *Registry, name, version string, ref map[string]any) {
+		t.Helper()
+		in := parsed(map[string]any{"apiVersion": "cluster.x-k8s.io/" + version, "kind": "Machine",
+			"metadata": map[string]any{"namespace": "ns", "name": name, "uid": "uid-of-" + name,
+				"creationTimestamp": modified.Format(time.RFC3339)},
+			"spec": map[string]any{"clusterName": "c", "infrastructureRef": ref}})
+		r.PutMachine(in.Machines[0])
+	}
+	ref := func(change func(o map[string]any)) map[string]any {
+		o := map[string]any{"apiGroup": infrastructure, "kind": "Metal3Machine", "name": "metal-1"}
+		if change != nil {
+			change(o)
+		}
+		return o
+	}
+	host := parsed(map[string]any{"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
+		"metadata": map[string]any{"namespace": "ns", "name": "rack7", "uid": "h",
+			"annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek1}},
+		"spec": map[string]any{"consumerRef": map[string]any{"apiVersion": infrastructure + "/v1beta1",
+			"kind": "Metal3Machine", "namespace": "ns", "name": "metal-1"}}})
+	if len(host.Enrollments) != 1 {
+		t.Fatal("the host enrolls nothing")
+	}
+	id, rules := Identity{EK: hash(t, ek1)}, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
+	matched := func(r *Registry) (string, reason.Code) {
+		m, err := r.Match(id, rules)
+		if err != nil {
+			return "", code(err)
+		}
+		return m.Name, 0
+	}
+	for name, v := range map[string]struct {
+		version string
+		ref     map[string]any
+		want    string
+	}{
+		"v1beta2": {"v1beta2", ref(nil), "worker-1"},
+		"v1beta1": {"v1beta1", map[string]any{"apiVersion": infrastructure + "/v1beta1", "kind": "Metal3Machine",
+			"namespace": "ns", "name": "metal-1"}, "worker-1"},
+		"another Metal3Machine":       {"v1beta2", ref(func(o map[string]any) { o["name"] = "metal-2" }), ""},
+		"of another namespace":        {"v1beta1", ref(func(o map[string]any) { o["namespace"] = "other" }), ""},
+		"of another API group":        {"v1beta2", ref(func(o map[string]any) { o["apiGroup"] = "example.com" }), ""},
+		"another kind with that name": {"v1beta2", ref(func(o map[string]any) { o["kind"] = "OpenStackMachine" }), ""},
+		"no infrastructure":           {"v1beta2", map[string]any{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := NewRegistry(nil)
+			r.PutEnrollment(host.Enrollments[0])
+			machine(r, "worker-1", v.version, v.ref)
+			if got, why := matched(r); got != v.want || (why == 0) != (v.want != "") {
+				t.Errorf("matched %q, %v", got, why)
+			}
+		})
+	}
+
+	// Two Machines that name one Metal3Machine: the host is neither's.
+	r := NewRegistry(nil)
+	r.PutEnrollment(host.Enrollments[0])
+	machine(r, "worker-1", "v1beta2", ref(nil))
+	machine(r, "worker-2", "v1beta2", ref(nil))
+	if got, why := matched(r); got != "" {
+		t.Errorf("two Machines: matched %q, %v", got, why)
+	}
+	r.DeleteMachine("cluster.x-k8s.io", "ns", "worker-1")
+	if got, why := matched(r); got != "worker-2" {
+		t.Errorf("the other one was deleted: matched %q, %v", got, why)
+	}
+	machine(r, "worker-2", "v1beta2", ref(func(o map[string]any) { o["name"] = "metal-2" }))
+	if got, _ := matched(r); got != "" {
+		t.Errorf("the Machine has another Metal3Machine: matched %q", got)
+	}
+	// A host without a Machine is enrolled, so that its machine waits.
+	if _, why := matched(r); why != reason.MachineNotFound {
+		t.Errorf("denied as %v", why)
 	}
 }
 

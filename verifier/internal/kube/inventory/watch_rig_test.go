@@ -160,6 +160,18 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 		patch(hosts, "h6", `{"spec":{"consumerRef":null}}`)
 		until(t, "the host no longer has a consumer", p.denies(t, 8, "worker", reason.EKNotEnrolled))
 	})
+	t.Run("E12: a BareMetalHost enrolls the Machine of its Metal3Machine", func(t *testing.T) {
+		w.create(otherMachines, machineNamespace, map[string]any{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+			"metadata": map[string]any{"name": "m10"},
+			"spec": map[string]any{"clusterName": "c", "bootstrap": map[string]any{"dataSecretName": "worker-user-data"},
+				"infrastructureRef": map[string]any{"kind": "Metal3Machine", "name": "metal-10",
+					"apiGroup": "infrastructure.cluster.x-k8s.io"}}})
+		w.create(hosts, machineNamespace, map[string]any{"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
+			"metadata": map[string]any{"name": "h10", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek(10)}},
+			"spec": map[string]any{"consumerRef": map[string]any{"apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1",
+				"kind": "Metal3Machine", "namespace": machineNamespace, "name": "metal-10"}}})
+		until(t, "the host's EK is the Machine's", p.matches(t, 10, "worker", "openshift-machine-api/m10"))
+	})
 	t.Run("the two objects of a Machine that moves to Cluster API", func(t *testing.T) {
 		w.worker("m7", annotated(9), func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-7"} })
 		until(t, "the Machine API's", p.matches(t, 9, "worker", "openshift-machine-api/m7"))
