@@ -34,7 +34,7 @@ func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 			remove(t, c, o)
 		}
 	}
-	if n != 6 {
+	if n != 8 {
 		t.Errorf("%d objects of the component", n)
 	}
 	w := &caller{t: t, c: c}
@@ -60,6 +60,9 @@ func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 		{"get", "", "secrets", machines, "master-user-data-managed", true},
 		{"get", "", "secrets", machines, "worker-user-data-managed", true},
 
+		{"get", "config.openshift.io", "infrastructures", "", "cluster", true},
+		{"get", "aro.openshift.io", "clusters", "", "cluster", true},
+
 		{"update", "", "secrets", machines, "master-user-data", true},
 		{"update", "", "secrets", machines, "worker-user-data", true},
 
@@ -78,6 +81,9 @@ func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 		{"get", "", "secrets", machines, "cloud-credentials", false},
 		{"update", "machine.openshift.io", "machinesets", machines, "workers", false},
 		{"list", "machine.openshift.io", "machinesets", "", "", false},
+		{"list", "config.openshift.io", "infrastructures", "", "", false},
+		{"update", "config.openshift.io", "infrastructures", "", "cluster", false},
+		{"get", "config.openshift.io", "clusterversions", "", "version", false},
 	} {
 		asked := func() bool { return w.may(a.verb, a.group, a.resource, "", a.namespace, a.name) == a.want }
 		if a.want && !until(asked) || !a.want && !asked() {

@@ -123,7 +123,8 @@ const (
 type Certificates struct {
 	// Rotate is Auto (default) or Always.
 	Rotate Rotate `yaml:"rotate,omitempty"`
-	// Hostnames are the names in the serving certificate. Default: the hosts of origins.
+	// Hostnames are the names in the serving certificate. Default: the hosts of origins, and the names and addresses
+	// of the API that the cluster's Infrastructure has.
 	Hostnames []string `yaml:"hostnames,omitempty"`
 	// SignerKey is the type of the CA's key. A CA of another type is replaced, as one that is due. Default: a CA of any
 	// type stays, and a new one is RSA-2048, as the machine-config-operator's.
@@ -225,7 +226,7 @@ func (c *Config) checkNode() error {
 	return nil
 }
 
-// CertificateHosts returns the hosts in the serving certificate.
+// CertificateHosts returns the hosts in the serving certificate, apart from those that only the cluster knows.
 func (c *Config) CertificateHosts() []string {
 	if c.Certificates != nil && len(c.Certificates.Hostnames) > 0 {
 		return c.Certificates.Hostnames

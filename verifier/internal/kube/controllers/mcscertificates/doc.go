@@ -16,10 +16,10 @@
 //	Secrets   that the configuration or MachineSets name                    pointer configs
 //	Events    about the ConfigMap
 //
-// It needs get and update on those, get on the ConfigMap kube-system/root-ca and on
-// NAME-user-data-managed, and list on MachineSets and ControlPlaneMachineSets: see
-// deploy/components/certificates. It cannot create the first three objects. 'certs init' does so with
-// an administrator's account, through [Reconciler.Init].
+// It needs get and update on those, get on the ConfigMap kube-system/root-ca, on
+// NAME-user-data-managed and on the Infrastructure and the ARO Cluster, both named cluster, and list on
+// MachineSets and ControlPlaneMachineSets: see deploy/components/certificates. It cannot create the first
+// three objects. 'certs init' does so with an administrator's account, through [Reconciler.Init].
 //
 // If it runs twice at the same time, the slower update conflicts and the pass is repeated. If it runs
 // late, certificates are renewed late; a renewal is due two years before the expiry. One controller

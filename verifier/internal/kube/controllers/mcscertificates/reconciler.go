@@ -49,7 +49,7 @@ type Options struct {
 	Client client.Client  // reads live, see kube.NewClient
 	Config *config.Config // must have the section kubernetes
 	Log    *slog.Logger   // default: none
-	// Hostnames, if set, replace those of the configuration.
+	// Hostnames, if set, replace those of the configuration and of the cluster.
 	Hostnames []string
 	// ListUserData also finds pointer configs by listing Secrets. It needs the account of an
 	// administrator, because the controller's account cannot list Secrets.
@@ -70,6 +70,7 @@ type Options struct {
 type Reconciler struct {
 	o              Options
 	always         bool
+	listed         bool // the host names are listed, so those of the cluster do not matter
 	ca, serving    client.ObjectKey
 	pointerConfigs pointerConfigs
 	certs          certrotation.Rotator
@@ -94,6 +95,11 @@ func New(o Options) (*Reconciler, error) {
 		o.Every = defaultEvery
 	}
 	k := o.Config.Kubernetes
+	var c config.Certificates
+	if o.Config.Certificates != nil {
+		c = *o.Config.Certificates
+	}
+	listed := o.Hostnames != nil || len(c.Hostnames) > 0
 	if o.Hostnames == nil {
 		o.Hostnames = o.Config.CertificateHosts()
 	}
@@ -108,12 +114,8 @@ func New(o Options) (*Reconciler, error) {
 		}
 		keys = append(keys, client.ObjectKey{Namespace: namespace, Name: name})
 	}
-	var c config.Certificates
-	if o.Config.Certificates != nil {
-		c = *o.Config.Certificates
-	}
 	return &Reconciler{
-		o: o, ca: keys[0], serving: keys[1],
+		o: o, ca: keys[0], serving: keys[1], listed: listed,
 		always:         c.Rotate == config.RotateAlways,
 		pointerConfigs: pointerConfigs{o.Client, o.Log, keys[2:], k.MachineNamespaces, o.ListUserData},
 		certs:          certrotation.Rotator{Client: o.Client, Now: o.Now, SignerKey: c.SignerKey},
@@ -291,12 +293,16 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 		}
 		s.Case = mcscert.WithoutCA(found, at.Sub(r.missing))
 	}
+	hosts := r.o.Hostnames
 	if s.Case.Ours() {
 		if o.legacy, err = r.readLegacy(ctx); err != nil {
 			return o, mcscert.Status{}, err
 		}
+		if hosts, err = r.hosts(ctx); err != nil {
+			return o, mcscert.Status{}, err
+		}
 	}
-	s.At, s.Hosts = at, mcscert.CanonicalHosts(r.o.Hostnames)
+	s.At, s.Hosts = at, mcscert.CanonicalHosts(hosts)
 	return o, s, nil
 }
 

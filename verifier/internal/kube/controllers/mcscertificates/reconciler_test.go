@@ -525,6 +525,98 @@ func TestOtherHostNames(t *testing.T) {
 	})
 }
 
+// Without hostnames in the configuration, the certificate has the hosts of origins, and the names and addresses of the
+// cluster. A change of them issues it again (status row C8).
+func TestHostNamesOfTheCluster(t *testing.T) {
+	singleton := func(apiVersion, kind string, object map[string]any) *unstructured.Unstructured {
+		object["apiVersion"], object["kind"], object["metadata"] = apiVersion, kind, map[string]any{"name": "cluster"}
+		return &unstructured.Unstructured{Object: object}
+	}
+	infrastructure := func(internal, platform string, addresses ...any) *unstructured.Unstructured {
+		return singleton("config.openshift.io/v1", "Infrastructure", map[string]any{"status": map[string]any{
+			"apiServerInternalURI": internal,
+			"platformStatus": map[string]any{"type": "Any",
+				platform: map[string]any{"apiServerInternalIPs": addresses, "ingressIPs": []any{"192.0.2.99"}}},
+		}})
+	}
+	aro := func(address string) *unstructured.Unstructured {
+		return singleton("aro.openshift.io/v1alpha1", "Cluster", map[string]any{"spec": map[string]any{"apiIntIP": address}})
+	}
+	for name, v := range map[string]struct {
+		objects []client.Object
+		listed  []string
+		want    []string
+	}{
+		"not OpenShift": {nil, nil, []string{"192.0.2.1", "mcs.example.com"}},
+		"a cloud": {[]client.Object{infrastructure("https://api-int.c.example.com:6443", "aws")}, nil,
+			[]string{"192.0.2.1", "api-int.c.example.com", "mcs.example.com"}},
+		"virtual addresses of both families": {
+			[]client.Object{
+				infrastructure("https://api-int.c.example.com:6443", "baremetal", "192.0.2.5", "2001:db8:0::5"),
+			}, nil,
+			[]string{"192.0.2.1", "192.0.2.5", "2001:db8::5", "api-int.c.example.com", "mcs.example.com"}},
+		"Azure Red Hat OpenShift": {
+			[]client.Object{infrastructure("https://api-int.c.example.com:6443", "azure"), aro("192.0.2.6")}, nil,
+			[]string{"192.0.2.1", "192.0.2.6", "api-int.c.example.com", "mcs.example.com"}},
+		"not filled in": {[]client.Object{infrastructure("", "vsphere", "", "no address"), aro("")}, nil,
+			[]string{"192.0.2.1", "mcs.example.com"}},
+		"listed in the configuration": {
+			[]client.Object{infrastructure("https://api-int.c.example.com:6443", "baremetal", "192.0.2.5")},
+			[]string{host}, []string{host}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, append(v.objects, userData(t, "worker-user-data", []byte(installed())))...)
+				r.o.Hostnames = nil
+				r.o.Config.Origins = []string{"https://mcs.example.com:22623", "https://192.0.2.1:22623"}
+				r.o.Config.Certificates.Hostnames = v.listed
+				r.start()
+				s := r.sync()
+				slices.Sort(v.want)
+				if got := mcscert.Hosts(s.Leaf); !slices.Equal(got, v.want) || !slices.Equal(s.Hosts, v.want) {
+					t.Errorf("the certificate is for %v, and should be for %v; want %v", got, s.Hosts, v.want)
+				}
+			})
+		})
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		o := infrastructure("https://api-int.c.example.com:6443", "openstack", "192.0.2.5")
+		r := newRig(t, o, userData(t, "worker-user-data", []byte(installed())))
+		r.o.Hostnames, r.o.Config.Origins = nil, []string{"https://mcs.example.com:22623"}
+		r.start()
+		first := r.sync()
+		if err := r.client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+			t.Fatal(err)
+		}
+		if err := unstructured.SetNestedStringSlice(o.Object, []string{"192.0.2.7"},
+			"status", "platformStatus", "openstack", "apiServerInternalIPs"); err != nil {
+			t.Fatal(err)
+		}
+		r.update(o)
+		if s := r.sync(); s.Leaf.Equal(first.Leaf) || !slices.Contains(mcscert.Hosts(s.Leaf), "192.0.2.7") {
+			t.Errorf("after another virtual address it is for %v", mcscert.Hosts(s.Leaf))
+		}
+		// Without the permission nothing is renewed for fewer names, and the finding has the remedy.
+		before := r.c.Status()
+		r.refuse = func(_ string, o runtime.Object, _ client.ObjectKey) error {
+			if o.GetObjectKind().GroupVersionKind().Kind == "Infrastructure" {
+				return forbidden("cluster")
+			}
+			return nil
+		}
+		if err := r.reconcile(); err == nil {
+			t.Error("a forbidden Infrastructure is no error")
+		}
+		if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "apply the component certificates") {
+			t.Errorf("findings %v", f)
+		}
+		if !r.c.Status().Leaf.Equal(before.Leaf) {
+			t.Error("the certificate was replaced")
+		}
+	})
+}
+
 // An installer's certificate for one address more than the configuration has stays
 // after init, and when it lacks one it waits for pointer configs outside, too; an
 // administrator need not.

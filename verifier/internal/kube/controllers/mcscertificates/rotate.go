@@ -58,7 +58,7 @@ func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, er
 	}
 	var failed error
 	if s.Case.Ours() {
-		s.PointerConfigs, failed = r.rotate(ctx, o, force)
+		s.PointerConfigs, failed = r.rotate(ctx, o, s.Hosts, force)
 		if o, err = r.read(ctx); err != nil {
 			return mcscert.Status{}, errors.Join(failed, err)
 		}
@@ -67,7 +67,9 @@ func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, er
 	return s, errors.Join(failed, err)
 }
 
-func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcscert.PointerConfig, error) {
+func (r *Reconciler) rotate(
+	ctx context.Context, o objects, hosts []string, force bool,
+) ([]mcscert.PointerConfig, error) {
 	if o.serving != nil && o.serving.Type != corev1.SecretTypeTLS {
 		return nil, fmt.Errorf("the Secret %s has the type %s, which is immutable:"+
 			" run 'certs init' to recreate it with the same content", r.serving, o.serving.Type)
@@ -86,7 +88,7 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 	// Machines must trust the CA before it signs a certificate.
 	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Certificate, o.legacy), false)
 	why, err = r.certs.Serving(ctx, r.serving, o.serving, ca, mcscert.Serving{
-		Hosts: r.o.Hostnames, Bundle: bundle, PointerConfigs: found, Incomplete: incomplete != nil, Force: force,
+		Hosts: hosts, Bundle: bundle, PointerConfigs: found, Incomplete: incomplete != nil, Force: force,
 	})
 	if err != nil {
 		return found, errors.Join(explain(err), incomplete)

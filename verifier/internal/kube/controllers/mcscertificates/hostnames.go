@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mcscertificates
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"net/url"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// The objects of a cluster that have the names and addresses of its Machine Config Server. Both are named "cluster".
+var (
+	infrastructures = schema.GroupVersionKind{Group: "config.openshift.io", Version: "v1", Kind: "Infrastructure"}
+	aroClusters     = schema.GroupVersionKind{Group: "aro.openshift.io", Version: "v1alpha1", Kind: "Cluster"}
+)
+
+// hosts returns the names and addresses that the serving certificate must have. If the configuration lists them, it
+// is those. Otherwise it is the hosts of origins, and those by which the cluster's machines reach the Machine Config
+// Server: the internal name of the API, its virtual addresses (bare metal, vSphere, OpenStack, Nutanix, oVirt), and in
+// Azure Red Hat OpenShift the address of the internal load balancer.
+func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
+	hosts := append([]string(nil), r.o.Hostnames...)
+	if r.listed {
+		return hosts, nil
+	}
+	infrastructure, err := r.singleton(ctx, infrastructures)
+	if err != nil {
+		return nil, err
+	}
+	internal, _, _ := unstructured.NestedString(infrastructure, "status", "apiServerInternalURI")
+	if u, err := url.Parse(internal); err == nil && u.Hostname() != "" {
+		hosts = append(hosts, u.Hostname())
+	}
+	var addresses []string
+	platforms, _, _ := unstructured.NestedMap(infrastructure, "status", "platformStatus")
+	for _, platform := range platforms { // beside the name of the platform, an object for it
+		if platform, ok := platform.(map[string]any); ok {
+			virtual, _, _ := unstructured.NestedStringSlice(platform, "apiServerInternalIPs")
+			addresses = append(addresses, virtual...)
+		}
+	}
+	aro, err := r.singleton(ctx, aroClusters)
+	if err != nil {
+		return nil, err
+	}
+	balancer, _, _ := unstructured.NestedString(aro, "spec", "apiIntIP")
+	for _, address := range append(addresses, balancer) {
+		if _, err := netip.ParseAddr(address); err == nil {
+			hosts = append(hosts, address)
+		}
+	}
+	return hosts, nil
+}
+
+// singleton returns the object "cluster" of a kind, or nil if the cluster does not have it.
+func (r *Reconciler) singleton(ctx context.Context, kind schema.GroupVersionKind) (map[string]any, error) {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kind)
+	err := r.o.Client.Get(ctx, client.ObjectKey{Name: "cluster"}, o)
+	switch {
+	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
+		return nil, nil
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("read %s cluster: %w; apply the component certificates of this version, "+
+			"or list the names in certificates.hostnames", kind.Kind, err)
+	case err != nil:
+		return nil, fmt.Errorf("read %s cluster: %w", kind.Kind, err)
+	}
+	return o.Object, nil
+}
