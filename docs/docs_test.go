@@ -168,6 +168,56 @@ func TestOperatingNamesEveryMetric(t *testing.T) {
 	}
 }
 
+// The row of a metric has its labels, in the order of the code, so that each label was looked at.
+func TestOperatingNamesEveryLabel(t *testing.T) {
+	page := read(t, "docs/operating.md")
+	found := 0
+	for _, path := range []string{"verifier/internal/metrics/metrics.go",
+		"verifier/internal/kube/controllers/csr/metrics.go"} {
+		ast.Inspect(parse(t, path), func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 2 {
+				return true
+			}
+			opts, isOpts := call.Args[0].(*ast.CompositeLit)
+			names, isNames := call.Args[1].(*ast.CompositeLit)
+			if !isOpts || !isNames {
+				return true
+			}
+			metric, labels := "", []string{}
+			for _, e := range opts.Elts {
+				if kv, ok := e.(*ast.KeyValueExpr); ok && fmt.Sprint(kv.Key) == "Name" {
+					metric = unquoted(t, kv.Value)
+				}
+			}
+			for _, e := range names.Elts {
+				labels = append(labels, "`"+unquoted(t, e)+"`")
+			}
+			found++
+			if row := "\n| `" + metric + "` | " + strings.Join(labels, ", ") + " | "; !strings.Contains(page, row) {
+				t.Errorf("docs/operating.md has no row %q", row)
+			}
+			return true
+		})
+	}
+	if found < 10 {
+		t.Fatalf("%d metrics with labels found: have they moved?", found)
+	}
+}
+
+func unquoted(t *testing.T, e ast.Expr) string {
+	t.Helper()
+	lit, ok := e.(*ast.BasicLit)
+	if !ok {
+		t.Fatalf("%T is no literal", e)
+	}
+	s, err := strconv.Unquote(lit.Value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // pages are README.md, CONTRIBUTING.md, SECURITY.md and every page below docs.
 func pages(t *testing.T) []string {
 	t.Helper()
