@@ -192,3 +192,47 @@ func TestPreApproved_IsAStrictSubsetOfTheFullConfig(t *testing.T) {
 		}
 	}
 }
+
+// B1 with overrides: the part has the paths of the whole, and of an overridden file the operator's contents. A
+// customer's contents are in the part only if the customer's MachineConfig is.
+func TestPreApproved_OfAnOverriddenFileHasTheOperatorsContents(t *testing.T) {
+	base := definitionsOf(t, preApproved(t, "worker", cluster(t)))
+	path := ""
+	for key := range base {
+		if name, ok := strings.CutPrefix(key, "file "); ok && (path == "" || name < path) {
+			path = name
+		}
+	}
+	if path == "" {
+		t.Fatal("the operator's part has no file")
+	}
+	override := file(path, "the customer's contents")
+	for name, c := range map[string]struct {
+		config string
+		inside bool
+	}{
+		"not marked": {customer("99-override", "worker", override), false},
+		"marked":     {needed("99-override", override), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := cluster(t, c.config)
+			all, some := definitionsOf(t, full(t, "worker", in)), definitionsOf(t, preApproved(t, "worker", in))
+			for key := range some {
+				if _, ok := all[key]; !ok {
+					t.Errorf("%s is in the part, but not in the whole", key)
+				}
+			}
+			key := "file " + path
+			if all[key] == base[key] {
+				t.Fatal("the whole has the operator's file: nothing is overridden")
+			}
+			want := base[key]
+			if c.inside {
+				want = all[key]
+			}
+			if some[key] != want {
+				t.Errorf("the part has %s, want %s", some[key], want)
+			}
+		})
+	}
+}

@@ -226,22 +226,22 @@ func (r *report) checkStatus(path string) bool {
 	if err != nil {
 		fail(err)
 	}
-	ok, named := true, 0
+	ok, named := true, map[string]bool{}
 	for n, line := range strings.Split(string(raw), "\n") {
 		for _, m := range testName.FindAllStringSubmatch(line, -1) {
-			named++
+			named[m[1]] = true
 			if !r.ran[m[1]] {
 				fmt.Printf("%s:%d: names %s, which did not run and pass\n", path, n+1, m[1])
 				ok = false
 			}
 		}
 	}
-	if named == 0 {
+	if len(named) == 0 {
 		fmt.Printf("%s: names no test at all\n", path)
 		return false
 	}
 	if ok {
-		fmt.Printf("%s: all %d tests that it names ran and passed\n", path, named)
+		fmt.Printf("%s: all %d tests that it names ran and passed\n", path, len(named))
 	}
 	return ok
 }

@@ -340,20 +340,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		t.Errorf("A13: without a Secret the token is %s", presence)
 	}
 	managed := w.get(secrets, machineNamespace, "worker-user-data-managed").GetResourceVersion()
-	shown := func(name string) string {
-		o := w.get(secrets, machineNamespace, name)
-		data, _, _ := unstructured.NestedStringMap(o.Object, "data")
-		raw, err := base64.StdEncoding.DecodeString(data["userData"])
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := pointer.Parse(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		token, _ := c.Presented(origin, strings.TrimSuffix(name, "-user-data"))
-		return string(token.Expose())
-	}
+	shown := w.presented
 	one, two := strings.Repeat("abcdefgh", 6), strings.Repeat("ijklmnop", 6)
 	w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": one})
 	until(t, "A7: the pointer configs have it", func() error {
@@ -421,6 +408,61 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		}
 	})
 	if log := p.log.String(); strings.Contains(log, one) || strings.Contains(log, two) || strings.Contains(log, three) {
+		t.Error("A21: a token is in the log")
+	}
+}
+
+// presented returns the provisioning token in a pointer config.
+func (w *whole) presented(name string) string {
+	w.Helper()
+	o := w.get(secrets, machineNamespace, name)
+	data, _, _ := unstructured.NestedStringMap(o.Object, "data")
+	raw, err := base64.StdEncoding.DecodeString(data["userData"])
+	if err != nil {
+		w.Fatal(err)
+	}
+	c, err := pointer.Parse(raw)
+	if err != nil {
+		w.Fatal(err)
+	}
+	token, _ := c.Presented(origin, strings.TrimSuffix(name, "-user-data"))
+	return string(token.Expose())
+}
+
+// A8: the controller rotates the token by time. The pointer configs follow, and the token of the pointer config from
+// before is valid until its grace period ends.
+func TestProvisioningTokenIsRotatedByTime(t *testing.T) {
+	w := theWhole(t)
+	w.policy("shared", map[string]any{"pools": []any{"worker", "master"}, "provisioningTokenAlone": true,
+		"evidence": []any{map[string]any{"all": []any{"provisioning-token"}}}})
+	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) {
+		o.ProvisioningToken.RotateEvery = config.Duration(10 * time.Second)
+		o.ProvisioningToken.Grace = config.Duration(5 * time.Second)
+	})
+	until(t, "sync", p.synced)
+	w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": strings.Repeat("abcdefgh", 6)})
+	var tokens provisioning.Tokens
+	last := ""
+	for rotations := 0; rotations < 2; last = string(tokens.Current.Expose()) {
+		until(t, "both pointer configs have another token, which is valid", func() error {
+			tokens, _ = p.Provisioning().At(time.Now())
+			now := string(tokens.Current.Expose())
+			return errorIf(now == "" || now == last || w.presented("worker-user-data") != now ||
+				w.presented("master-user-data") != now, "not yet")
+		})
+		if last == "" || string(tokens.Previous.Expose()) != last { // a slow machine may miss a rotation
+			continue
+		}
+		rotations++
+		end := tokens.PreviousExpires
+		if got := tokens.Check(end.Add(-time.Second), []byte(last)); got != provisioning.Previous {
+			t.Errorf("a machine with the pointer config from before is locked out: %v", got)
+		}
+		if got := tokens.Check(end, []byte(last)); got != provisioning.Expired {
+			t.Errorf("after its grace period the token is %v", got)
+		}
+	}
+	if log := p.log.String(); strings.Contains(log, last) {
 		t.Error("A21: a token is in the log")
 	}
 }
