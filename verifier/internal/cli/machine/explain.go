@@ -36,7 +36,7 @@ namespace/name, a unique name, a UID, or the id of a machine that waits for appr
 
 For a machine that is not enrolled, MACHINE can be the hash of an EK, or a correlation
 id from the machine's console. A verifier stores the latest denials in memory. In a
-cluster the command reads them from the verifiers' logs.`,
+cluster the command reads them from the verifiers' logs.` + exportText(e),
 		Example: e.Examples(`  PROGRAM explain worker-7
   PROGRAM explain 3f2a9c01d4e5b6a7`),
 		Args:              cobra.ExactArgs(1),
