@@ -16,8 +16,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 BIN     := bin
 TOOLS   := $(BIN)/tools
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+DATE    ?= $(shell git log -1 --format=%ct 2>/dev/null)
 STAMP   := github.com/mcs-attest/mcs-attest/pkg/version
-LDFLAGS := -s -w -buildid= -X $(STAMP).version=$(VERSION) -X $(STAMP).commit=$(COMMIT)
+LDFLAGS := -s -w -buildid= -X $(STAMP).version=$(VERSION) -X $(STAMP).commit=$(COMMIT) -X $(STAMP).date=$(DATE)
 # .ci/tools/cmd/release builds with the same flags.
 GOBUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 # The contract is only HTTP/1.1, so the agent is built without net/http's HTTP/2:

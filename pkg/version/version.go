@@ -3,10 +3,11 @@
 // Package version reports which build of mcs-attest runs. Both programs print it, and the agent sends it
 // to the verifier. It promises the same answer for the life of the process.
 //
-// A release sets both values with the linker:
+// A release sets these values with the linker. The date is that of the commit, in seconds since 1970:
 //
 //	-X github.com/mcs-attest/mcs-attest/pkg/version.version=v0.3.0
 //	-X github.com/mcs-attest/mcs-attest/pkg/version.commit=0123456789abcdef0123456789abcdef01234567
+//	-X github.com/mcs-attest/mcs-attest/pkg/version.date=1767323045
 //
 // A program that 'go install' built has what the go command recorded in it.
 package version
@@ -16,9 +17,11 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"time"
 )
 
-var version, commit string // set by the linker
+var version, commit, date string // set by the linker
 
 const unknown = "unknown"
 
@@ -42,6 +45,15 @@ func Commit() string {
 		}
 	}
 	return cmp.Or(commit, recorded, unknown)
+}
+
+// Date returns the time of the commit that was built, or the zero time if the linker did not set it.
+func Date() time.Time {
+	seconds, err := strconv.ParseInt(date, 10, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return time.Unix(seconds, 0).UTC()
 }
 
 // String returns what the programs print after their name:

@@ -15,6 +15,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -142,6 +143,19 @@ func (s *Session) ServerSPKI() []byte {
 	return sum[:]
 }
 
+// Time returns the server's time in its last response, or the zero time. An intermediary that
+// terminates TLS can also have written it.
+func (s *Session) Time() time.Time {
+	t, err := http.ParseTime(s.status.date)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// Chains returns the verified chains of the server's certificate.
+func (s *Session) Chains() [][]*x509.Certificate { return s.conn.ConnectionState().VerifiedChains }
+
 // Challenge calls the RPC of the same name.
 func (s *Session) Challenge(ctx context.Context,
 	req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
@@ -216,16 +230,17 @@ func (u *Unexpected) Error() string {
 }
 
 // lastStatus records the HTTP status of the last response, which Connect's error codes do not
-// preserve.
+// preserve, and its time.
 type lastStatus struct {
 	next http.RoundTripper
 	code int
+	date string
 }
 
 func (l *lastStatus) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := l.next.RoundTrip(req)
 	if err == nil {
-		l.code = resp.StatusCode
+		l.code, l.date = resp.StatusCode, resp.Header.Get("Date")
 	}
 	return resp, err
 }

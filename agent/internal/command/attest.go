@@ -9,13 +9,16 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/clock"
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -116,6 +119,7 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		return err
 	}
 	defer func() { _ = done() }()
+	f.Clock = a.clock(machine.Cmdline, authorities)
 	out, err := a.attestTo(ctx, f, targets, authorities, data.Raw)
 	if err != nil || out == nil {
 		return err
@@ -129,6 +133,16 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	}
 	a.console.Step("delivered the pointer config with the token to Ignition")
 	return nil
+}
+
+// clock returns what may set the clock in this boot, or nil. The real root has a time service.
+func (a *agent) clock(cmdline platform.Cmdline, authorities []*x509.Certificate) func(time.Time,
+	[][]*x509.Certificate) {
+	if word, _ := cmdline.Last("mcs-attest.clock"); word == "off" || !paths.Exists(a.paths.Initrd) {
+		return nil
+	}
+	c := clock.Clock{Console: a.console, Built: version.Date(), Authorities: authorities, Now: time.Now, Set: clock.Set}
+	return c.Correct
 }
 
 // newFlow returns a flow with everything that this machine can prove. The caller calls done

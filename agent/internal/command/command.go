@@ -85,6 +85,8 @@ Kernel arguments:
   mcs-attest=require  stop the boot if there is nothing to attest to
   mcs-attest.ek=TYPE  use only an endorsement key of this type: rsa-2048,
                       ecc-p256 or ecc-p384
+  mcs-attest.clock=off
+                      never set the clock
 
 Each file that the agent reads has an environment variable; docs/platforms.md
 lists them. "mcs-attest-agent COMMAND --help" describes a command.

@@ -34,6 +34,7 @@ package flow
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -117,6 +118,9 @@ type Flow struct {
 	// Accept is the Accept header of the request that will follow for the config; empty means that of
 	// Ignition.
 	Accept string
+	// Clock receives the time and the certificates of each verifier that admits this machine; nil means
+	// that the clock stays as it is.
+	Clock func(time.Time, [][]*x509.Certificate)
 	// Sleep pauses; nil means [Pause].
 	Sleep func(context.Context, time.Duration) error
 	// Offline reports whether an error arose before the network was up; nil means [client.Offline].
@@ -309,6 +313,9 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	resp, err := s.Attest(ctx, req)
 	if err != nil {
 		return nil, m, err
+	}
+	if f.Clock != nil {
+		f.Clock(s.Time(), s.Chains())
 	}
 	g := &grant{
 		Grant: Grant{

@@ -16,6 +16,7 @@ import (
 type Paths struct {
 	Run          string // the agent's own folder
 	Cmdline      string // the kernel command line
+	Initrd       string // exists in an initramfs
 	IgnitionJSON string // the config that Ignition caches between stages
 	// The folders in which Ignition searches for user.ign and base.d, in order of precedence.
 	IgnitionRuntime string
@@ -49,6 +50,7 @@ var table = []struct {
 }{
 	{"MCS_ATTEST_RUN", "/run/mcs-attest", func(p *Paths) *string { return &p.Run }},
 	{"MCS_ATTEST_CMDLINE", "/proc/cmdline", func(p *Paths) *string { return &p.Cmdline }},
+	{"MCS_ATTEST_INITRD", "/etc/initrd-release", func(p *Paths) *string { return &p.Initrd }},
 	{"MCS_ATTEST_IGNITION_JSON", "/run/ignition.json", func(p *Paths) *string { return &p.IgnitionJSON }},
 	{"MCS_ATTEST_IGNITION_RUNTIME", "/run/ignition", func(p *Paths) *string { return &p.IgnitionRuntime }},
 	{"MCS_ATTEST_IGNITION_LOCAL", "/etc/ignition", func(p *Paths) *string { return &p.IgnitionLocal }},

@@ -49,8 +49,8 @@ func buildEnv(arch string) []string {
 
 // build builds a program with the flags of the Makefile.
 func (r *release) build(ctx context.Context, arch string, p program) error {
-	stamp := fmt.Sprintf("-s -w -buildid= -X %[1]s/pkg/version.version=%[2]s -X %[1]s/pkg/version.commit=%[3]s",
-		module, r.version, r.commit)
+	stamp := fmt.Sprintf("-s -w -buildid= -X %[1]s/pkg/version.version=%[2]s -X %[1]s/pkg/version.commit=%[3]s "+
+		"-X %[1]s/pkg/version.date=%[4]d", module, r.version, r.commit, r.date.Unix())
 	_, err := output(ctx, r.source, buildEnv(arch), "go", "build", "-trimpath", "-buildvcs=false", "-tags="+p.tags,
 		"-ldflags="+stamp, "-o", r.binary(p.name, arch), p.folder)
 	return err
