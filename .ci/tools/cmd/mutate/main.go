@@ -23,7 +23,8 @@
 // and so is one that a test notices.
 //
 // The exit code is 1 if too few mutants are killed or listed. With -since or -only, that is any other one.
-// Each mutant leaves a compiled package in the build cache of Go, which removes it after some days.
+// One program has most mutants; see switches.go. Each other one leaves a compiled package in the build
+// cache of Go, which removes it after some days.
 package main
 
 import (

@@ -130,6 +130,75 @@ func TestEquivalents_NeedAReason(t *testing.T) {
 	}
 }
 
+// One program has the switches of many mutants. Without a switch, it does what the code does.
+func TestSwitched_NestedMutants(t *testing.T) {
+	const src = "package p\n\nfunc f(a, b int) bool {\n\tx = a\n\treturn a < 5 && b == 1\n}\n"
+	all, err := mutants("p.go", []byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	chosen := map[int]toggle{}
+	for i, m := range all {
+		if m.kind != "negation" && !strings.HasPrefix(m.kind, "constant") {
+			chosen[i+1] = m.toggle
+		}
+	}
+	got, places := switched([]byte(src), chosen)
+	want := "package p\n\nfunc f(a, b int) bool {\n\tif mutateSwitch != 1 { x = a }\n" +
+		"\treturn ((((a < 5) || mutateSwitch == 4 && (a) == (5))) || mutateSwitch == 2) && " +
+		"((b == 1) || mutateSwitch == 3)\n}\n"
+	if string(got) != want || string(got[places[3][0]:places[3][1]]) != "((b == 1) || mutateSwitch == 3)" {
+		t.Errorf("got\n%s\nwant\n%s\nplaces %v", got, want, places)
+	}
+}
+
+// What cannot have a switch has a program of its own, with the same result.
+func TestMutate_SwitchesThatDoNotCompile(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, content := range map[string]string{
+		"go.mod":      "module example.com/p\n\ngo 1.26\n",
+		"mutants.txt": "",
+		"p.go": `package p
+
+import "time"
+
+func late(d time.Duration) bool { return d > 5*time.Second }
+
+func sum(a []int) (n int) {
+	for i := 0; i < len(a); i++ {
+		n += a[i]
+	}
+	return n
+}
+`,
+		"p_test.go": `package p
+
+import (
+	"testing"
+	"time"
+)
+
+func TestAll(t *testing.T) {
+	if late(5*time.Second) || !late(6*time.Second-1) || sum([]int{1, 2, 4}) != 7 {
+		t.Error()
+	}
+}
+`,
+	} {
+		if err := os.WriteFile(filepath.FromSlash(name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	o := options{equivalents: "mutants.txt", workers: 2, least: 100, only: "late|n \\+=|constant: 0"}
+	if err := mutate(t.Context(), o, []string{"."}, &out); err != nil {
+		t.Fatalf("%v: %s", err, out.String())
+	}
+	if want := "example.com/p: 6 mutants, 6 killed, 0 listed, 0 survived, 0 not covered: 100.0 %\n"; out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
 // Mutants of a module with tests are distinguished, and the result fails if one survives.
 func TestMutate_AModule(t *testing.T) {
 	t.Chdir(t.TempDir())

@@ -20,6 +20,7 @@ type mutant struct {
 	line       int
 	start, end int // the bytes that text replaces
 	text       string
+	toggle     toggle // its zero value if the mutant has none
 }
 
 // key identifies a mutant in the list of equivalent mutants. It does not change if lines are
@@ -49,11 +50,11 @@ func mutants(name string, src []byte) ([]mutant, error) {
 		return nil, nil
 	}
 	s := &source{name: name, src: src, file: files.File(parsed.FileStart),
-		guarded: map[ast.Stmt]bool{}, seen: map[string]int{}}
+		guarded: map[ast.Stmt]bool{}, listed: map[ast.Stmt]bool{}, seen: map[string]int{}}
 	for _, decl := range parsed.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:
-			s.function = d.Name.Name
+			s.function, s.constant = d.Name.Name, false
 			if d.Recv != nil {
 				s.function = strings.TrimLeft(s.text(d.Recv.List[0].Type), "*") + "." + s.function
 			}
@@ -61,6 +62,7 @@ func mutants(name string, src []byte) ([]mutant, error) {
 				ast.Walk(visitor{s, d.Type.Results}, d.Body)
 			}
 		case *ast.GenDecl:
+			s.constant = d.Tok == token.CONST
 			for _, spec := range d.Specs {
 				if v, ok := spec.(*ast.ValueSpec); ok {
 					s.function = v.Names[0].Name
@@ -78,7 +80,9 @@ type source struct {
 	src      []byte
 	file     *token.File
 	function string
+	constant bool              // the declaration is of constants
 	guarded  map[ast.Stmt]bool // returns that a mutant of their condition skips
+	listed   map[ast.Stmt]bool // statements of a list, not those of an if or a for
 	seen     map[string]int
 	found    []mutant
 }
@@ -107,6 +111,20 @@ func (s *source) add(kind, expression string, start, end token.Pos, text string)
 	s.found = append(s.found, m)
 }
 
+// toggle gives the mutant that was added last a switch around a node.
+func (s *source) toggle(n ast.Node, before, after string) {
+	if !s.constant {
+		s.found[len(s.found)-1].toggle = toggle{s.file.Offset(n.Pos()), s.file.Offset(n.End()), before, after}
+	}
+}
+
+// The switches of a negated condition, and of one that is true or false.
+const (
+	negated = ") != (mutateSwitch == mutateNumber))"
+	isTrue  = ") || mutateSwitch == mutateNumber)"
+	isFalse = ") && mutateSwitch != mutateNumber)"
+)
+
 // wrap adds a mutant that puts text before and after a node. What the node uses stays in use, so
 // that the mutant compiles.
 func (s *source) wrap(kind string, n ast.Node, before, after string) {
@@ -122,6 +140,12 @@ type visitor struct {
 // Visit implements ast.Visitor.
 func (v visitor) Visit(n ast.Node) ast.Visitor {
 	switch n := n.(type) {
+	case *ast.BlockStmt:
+		v.list(n.List)
+	case *ast.CaseClause:
+		v.list(n.Body)
+	case *ast.CommClause:
+		v.list(n.Body)
 	case *ast.FuncLit:
 		v.results = n.Type.Results
 	case *ast.IfStmt:
@@ -131,6 +155,7 @@ func (v visitor) Visit(n ast.Node) ast.Visitor {
 		switch n.Cond.(type) {
 		case *ast.CallExpr, *ast.Ident, *ast.SelectorExpr:
 			v.wrap("negation", n.Cond, "!(", ")")
+			v.toggle(n.Cond, "((", negated)
 		}
 	case *ast.SwitchStmt:
 		for _, clause := range n.Body.List {
@@ -143,6 +168,7 @@ func (v visitor) Visit(n ast.Node) ast.Visitor {
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
 			v.add("negation", v.text(n), n.OpPos, n.OpPos+1, "")
+			v.toggle(n, "((", negated)
 		}
 	case *ast.BinaryExpr:
 		v.binary(n)
@@ -153,14 +179,17 @@ func (v visitor) Visit(n ast.Node) ast.Visitor {
 	case *ast.ExprStmt:
 		if call, ok := n.X.(*ast.CallExpr); ok && !unnoticed(v.text(call.Fun)) {
 			v.add("statement", v.text(n), n.Pos(), n.End(), "{}")
+			v.unless(n)
 		}
 	case *ast.BasicLit:
 		if n.Kind == token.INT || n.Kind == token.FLOAT {
 			v.wrap("constant", n, "(", " + 1)")
+			v.toggle(n, "(", " + mutateOne(mutateNumber))")
 		}
 	case *ast.Ident:
 		if other, ok := map[string]string{"true": "false", "false": "true"}[n.Name]; ok {
 			v.add("constant", n.Name, n.Pos(), n.End(), other)
+			v.toggle(n, "((", negated)
 		}
 	}
 	return v
@@ -173,6 +202,20 @@ func (v visitor) skip(keyword token.Pos, cond ast.Expr, body []ast.Stmt) {
 	}
 	v.guarded[body[len(body)-1]] = true
 	v.add("skip", v.between(keyword, cond.End()), cond.Pos(), cond.End(), "("+v.raw(cond)+") && false")
+	v.toggle(cond, "((", isFalse)
+}
+
+func (v visitor) list(statements []ast.Stmt) {
+	for _, s := range statements {
+		v.listed[s] = true
+	}
+}
+
+// unless gives the mutant that was added last a switch that does not execute a statement.
+func (v visitor) unless(n ast.Stmt) {
+	if v.listed[n] {
+		v.toggle(n, "if mutateSwitch != mutateNumber { ", " }")
+	}
 }
 
 // returned adds the mutant that returns no error instead of one.
@@ -183,6 +226,7 @@ func (v visitor) returned(n *ast.ReturnStmt) {
 	last := n.Results[len(n.Results)-1]
 	if v.text(v.results.List[len(v.results.List)-1].Type) == "error" && v.text(last) != "nil" {
 		v.wrap("error", last, "func(error) error { return nil }(", ")")
+		v.toggle(last, "mutateError(mutateNumber, ", ")")
 	}
 }
 
@@ -198,6 +242,7 @@ func (v visitor) assigned(n *ast.AssignStmt) {
 	first, last := n.Lhs[0].Pos(), n.Lhs[len(n.Lhs)-1].End()
 	if n.Tok == token.ASSIGN && v.between(first, last) != blank && v.text(n.Rhs[0]) != "nil" {
 		v.add("statement", v.text(n), first, last, blank)
+		v.unless(n)
 	}
 }
 
@@ -208,18 +253,27 @@ func (v visitor) binary(n *ast.BinaryExpr) {
 	}
 	if other, ok := boundary[n.Op]; ok {
 		operator("boundary", other)
+		same := "mutateSwitch == mutateNumber && (" + v.raw(n.X) + ") == (" + v.raw(n.Y) + ")"
+		if n.Op == token.LSS || n.Op == token.GTR {
+			v.toggle(n, "((", ") || "+same+")")
+		} else {
+			v.toggle(n, "((", ") && !("+same+"))")
+		}
 	}
 	if other, ok := negation[n.Op]; ok {
 		operator("negation", other)
+		v.toggle(n, "((", negated)
 	}
 	if other, ok := arithmetic[n.Op]; ok && !stringly(n) {
 		operator("arithmetic", other)
 	}
 	neutral := map[token.Token]string{token.LAND: " || true)", token.LOR: " && false)"}[n.Op]
+	after := map[token.Token]string{token.LAND: isTrue, token.LOR: isFalse}[n.Op]
 	for _, operand := range []ast.Expr{n.X, n.Y} {
 		// Of a && b && c, the operands are a, b and c.
 		if inner, ok := operand.(*ast.BinaryExpr); neutral != "" && !(ok && inner.Op == n.Op) {
 			v.wrap("operand", operand, "((", ")"+neutral)
+			v.toggle(operand, "((", after)
 		}
 	}
 }

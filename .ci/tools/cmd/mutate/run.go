@@ -38,13 +38,14 @@ type result struct {
 // goPackage is what go list prints about a package.
 type goPackage struct {
 	Dir, ImportPath string
+	Name            string
 	GoFiles         []string
 	Module          struct{ Dir string }
 }
 
 // packages returns the packages of the patterns.
 func packages(ctx context.Context, patterns []string) ([]goPackage, error) {
-	out, err := command(ctx, "go", append([]string{"list", "-json=Dir,ImportPath,GoFiles,Module"}, patterns...)...)
+	out, err := command(ctx, "go", append([]string{"list", "-json=Dir,ImportPath,Name,GoFiles,Module"}, patterns...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +66,7 @@ type runner struct {
 	work    string
 	timeout time.Duration
 	covered map[string][]lines
+	toggles map[int]toggle // of the mutants in the common program, by their numbers, which begin with 1
 }
 
 var passed = regexp.MustCompile(`(?m)^ok\s+\S+\s+([0-9.]+s)`)
@@ -96,6 +98,17 @@ func prepare(ctx context.Context, p goPackage, work string) (*runner, error) {
 // run returns what became of each mutant. It begins none after the deadline, unless that is zero.
 func (r *runner) run(ctx context.Context, all []mutant, known map[string]string, workers int,
 	deadline time.Time) ([]result, error) {
+	r.toggles = map[int]toggle{}
+	for i, m := range all {
+		if m.toggle.before != "" && r.covers(m) && (deadline.IsZero() || time.Now().Before(deadline)) {
+			r.toggles[i+1] = m.toggle
+		}
+	}
+	if len(r.toggles) > 0 {
+		if err := r.build(ctx, all, r.toggles); err != nil {
+			return nil, err
+		}
+	}
 	results, errs := make([]result, len(all)), make([]error, len(all))
 	next := make(chan int)
 	var wg sync.WaitGroup
@@ -114,6 +127,9 @@ func (r *runner) run(ctx context.Context, all []mutant, known map[string]string,
 	}
 	close(next)
 	wg.Wait()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	return results, errors.Join(errs...)
 }
 
@@ -137,6 +153,9 @@ func (r *runner) one(ctx context.Context, m mutant, i int, deadline time.Time) (
 	case !deadline.IsZero() && time.Now().After(deadline):
 		return result{outcome: notRun}, nil
 	}
+	if _, ok := r.toggles[i+1]; ok {
+		return outcomeOf(ctx, m, r.command(ctx, i+1))
+	}
 	path := filepath.Join(r.Module.Dir, m.file)
 	src, err := os.ReadFile(path)
 	if err != nil {
@@ -153,8 +172,12 @@ func (r *runner) one(ctx context.Context, m mutant, i int, deadline time.Time) (
 	if err := os.WriteFile(changed+".json", overlay, 0o600); err != nil {
 		return result{}, err
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-failfast", "-timeout", r.timeout.String(),
-		"-overlay", changed+".json", r.ImportPath)
+	return outcomeOf(ctx, m, exec.CommandContext(ctx, "go", "test", "-vet=off", "-failfast", "-timeout",
+		r.timeout.String(), "-overlay", changed+".json", r.ImportPath))
+}
+
+// outcomeOf runs the tests of a mutant.
+func outcomeOf(ctx context.Context, m mutant, cmd *exec.Cmd) (result, error) {
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	switch {
