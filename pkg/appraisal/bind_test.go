@@ -182,7 +182,7 @@ func TestSaved_RoundTrips(t *testing.T) {
 	if !reflect.DeepEqual(challenge, want) || !reflect.DeepEqual(ev, call.evidence) {
 		t.Errorf("got %+v and %+v", challenge, ev)
 	}
-	for _, bad := range []string{"", "{", `{"version":2}`} {
+	for _, bad := range []string{"", "{", `{"version":2}`, `{"version":1,"time":5}`} {
 		if _, err := appraisal.ParseSaved([]byte(bad)); err == nil {
 			t.Errorf("%q was read", bad)
 		}

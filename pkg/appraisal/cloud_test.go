@@ -80,6 +80,9 @@ type trial struct {
 	directory tpm2.Directory
 	// replace returns other Machines than those of the manifests. It may be nil.
 	replace func(appraisal.Machines) appraisal.Machines
+	// lookup is the error of reading records, and spoil changes the input at the end. Each may be nil.
+	lookup error
+	spoil  func(*appraisal.Context, *appraisal.Evidence)
 }
 
 const machineA = `apiVersion: machine.openshift.io/v1beta1
@@ -131,7 +134,7 @@ func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 		Clouds: map[evidence.Kind]evidence.Verifier{}, References: tr.refs, Directory: tr.directory,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{},
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
-			return tr.recorded[id.InstanceID], nil
+			return tr.recorded[id.InstanceID], tr.lookup
 		},
 	}
 	for k, c := range tr.clouds {
@@ -145,6 +148,9 @@ func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 	ev := appraisal.Evidence{Cloud: tr.sent, Claims: []byte(tr.claims), EventLog: tr.log, CSRSPKI: tr.csrSPKI}
 	if tr.tpm != nil {
 		tr.tpm.answer(t, &in.Challenge, &ev)
+	}
+	if tr.spoil != nil {
+		tr.spoil(&in, &ev)
 	}
 	tr.asked = nil
 	return appraisal.Appraise(t.Context(), in, ev, start)

@@ -121,6 +121,29 @@ func TestEndorse(t *testing.T) {
 		"the provider is not asked without a claim": {endorsements: []v1alpha1.Endorsement{provider},
 			change: func(tr *trial) { unenrolled(tr); tr.directory = directory{genuine: true, asked: &tr.asked} },
 			want:   reason.EKNotEnrolled, stranger: true},
+		"the provider is asked about an EK that is not enrolled": {
+			endorsements: []v1alpha1.Endorsement{provider, enrolled}, change: func(tr *trial) {
+				unenrolled(tr)
+				tr.claims, tr.directory = claimsA, directory{genuine: true, asked: &tr.asked}
+			}, by: provider, calls: 1},
+		"an enrollment that the policy does not accept": {endorsements: []v1alpha1.Endorsement{provider},
+			change: func(tr *trial) { tr.claims, tr.directory = claimsA, directory{genuine: true, asked: &tr.asked} },
+			by:     provider, calls: 1},
+		"a claim of no Machine, and the EK is enrolled": {endorsements: []v1alpha1.Endorsement{provider, enrolled},
+			change: func(tr *trial) {
+				tr.claims = `{"providerID":"aws:///eu-central-1a/i-0cccccccccccccccc"}`
+				tr.directory = directory{asked: &tr.asked}
+			}, by: enrolled},
+		"a claim, but the policy asks no provider": {endorsements: []v1alpha1.Endorsement{enrolled},
+			change: func(tr *trial) {
+				tr.claims, tr.directory = fmt.Sprintf(`{"providerID":%q}`, instanceB), directory{asked: &tr.asked}
+			}, by: enrolled},
+		"a claim, but the verifier has no provider": {endorsements: []v1alpha1.Endorsement{provider, enrolled},
+			change: func(tr *trial) { tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceB) }, by: enrolled},
+		"a bad AK certificate beside a document, and the EK is enrolled": {
+			documents:    []evidence.Kind{evidence.GCPIdentity},
+			endorsements: []v1alpha1.Endorsement{certificate, enrolled},
+			change:       func(tr *trial) { tr.endorsers[certificate] = vouches{err: bad} }, by: enrolled},
 		"the provider does not name the EK": {endorsements: []v1alpha1.Endorsement{provider},
 			change: func(tr *trial) { unenrolled(tr); tr.claims, tr.directory = claimsA, directory{asked: &tr.asked} },
 			want:   reason.EKUntrusted, calls: 1},
