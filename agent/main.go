@@ -6,19 +6,26 @@
 // It runs in the initramfs of a first boot: "attest" before ignition-fetch, "scrub" after it,
 // "report" when a stage of Ignition fails. "identify" prints the identity that an administrator
 // enrolls. docs/platforms.md lists where the agent finds the pointer config.
-// pointer config.
 package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/command"
+	"github.com/mcs-attest/mcs-attest/agent/internal/fipsmode"
 )
 
-func main() { os.Exit(run()) }
+func main() {
+	if err := fipsmode.FollowKernel(fipsmode.Kernel); err != nil {
+		fmt.Fprintln(os.Stderr, "error:", err)
+		os.Exit(1)
+	}
+	os.Exit(run())
+}
 
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

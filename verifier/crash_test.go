@@ -32,6 +32,7 @@ type process struct {
 	program string
 	v       *verifier // its folder and address; nothing of it runs in this process
 	metrics string
+	env     []string // beside that of the test
 	cmd     *exec.Cmd
 	log     *bytes.Buffer
 }
@@ -75,6 +76,7 @@ func (p *process) start() {
 	p.cmd = exec.Command(p.program, "serve", "--config", filepath.Join(p.v.dir, "mcs-attest.yaml"), "--listen", p.v.addr,
 		"--metrics-listen", p.metrics)
 	p.cmd.Stderr = p.log
+	p.cmd.Env = append(os.Environ(), p.env...)
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}

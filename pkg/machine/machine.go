@@ -20,6 +20,7 @@
 package machine
 
 import (
+	"crypto/fips140"
 	"encoding/hex"
 	"fmt"
 	"slices"
@@ -146,8 +147,11 @@ var uidSpace = uuid.MustParse("5b0c2f3e-6d0b-5c0e-9a52-3f7a0c6f1d94")
 
 // stableUID returns the UUID (RFC 9562, 5.5, version 5) of an object without a UID.
 // It does not depend on the API version, which may change in the manifest.
-func stableUID(apiVersion, kind, namespace, name string) string {
-	return uuid.NewSHA1(uidSpace, []byte(groupOf(apiVersion)+"/"+kind+"/"+namespace+"/"+name)).String()
+func stableUID(apiVersion, kind, namespace, name string) (uid string) {
+	fips140.WithoutEnforcement(func() { // SHA-1 makes a name here, and protects nothing
+		uid = uuid.NewSHA1(uidSpace, []byte(groupOf(apiVersion)+"/"+kind+"/"+namespace+"/"+name)).String()
+	})
+	return uid
 }
 
 // NormalProviderID returns the form in which provider IDs are compared. Azure resource

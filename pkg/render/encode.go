@@ -4,6 +4,7 @@ package render
 
 import (
 	"bytes"
+	"crypto/fips140"
 	"crypto/md5"
 	"encoding/json"
 	"fmt"
@@ -126,8 +127,12 @@ func Name(pool string, spec mcfgv1.MachineConfigSpec) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hash := md5.New()
-	hash.Write(salt)
-	hash.Write(text)
-	return fmt.Sprintf("rendered-%s-%x", pool, hash.Sum(nil)), nil
+	var sum []byte
+	fips140.WithoutEnforcement(func() {
+		hash := md5.New()
+		hash.Write(salt)
+		hash.Write(text)
+		sum = hash.Sum(nil)
+	})
+	return fmt.Sprintf("rendered-%s-%x", pool, sum), nil
 }

@@ -8,12 +8,12 @@
 //
 // A sealed challenge is
 //
-//	version (1 byte, 1) || key id (8 bytes) || nonce (24 bytes) || ciphertext
+//	algorithm (1 byte) || key id (8 bytes) || nonce (24 bytes) || ciphertext
 //
-// under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03). Its 24-byte nonces may be random for any
-// number of challenges. Version and key id are additional data. The plaintext is a sequence of
-// fields in the order of the Challenge's fields. Each field is prefixed by its length as an
-// unsigned 32-bit big-endian integer.
+// under XChaCha20-Poly1305 (1, draft-irtf-cfrg-xchacha-03). In FIPS 140 mode it is AES-256-GCM (2), with
+// a key that is derived from the nonce. The 24-byte nonces may be random for any number of challenges.
+// Algorithm and key id are additional data. The plaintext is a sequence of fields in the order of the
+// Challenge's fields. Each field is prefixed by its length as an unsigned 32-bit big-endian integer.
 package seal
 
 import (
@@ -32,7 +32,6 @@ import (
 )
 
 const (
-	version   = 1
 	keyIDSize = 8
 	header    = 1 + keyIDSize
 
@@ -66,16 +65,17 @@ func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	aead, err := chacha20poly1305.NewX(key.Secret.Expose())
+	alg := algorithm()
+	aead, err := key.aead(alg)
 	if err != nil {
-		return nil, fmt.Errorf("seal key %x: %w", key.ID, err)
+		return nil, err
 	}
 	plain, err := c.marshal()
 	if err != nil {
 		return nil, fmt.Errorf("encode challenge: %w", err)
 	}
 	out := make([]byte, header+aead.NonceSize(), header+aead.NonceSize()+len(plain)+aead.Overhead())
-	out[0] = version
+	out[0] = alg
 	copy(out[1:header], key.ID[:])
 	nonce := out[header:]
 	if _, err := io.ReadFull(rand, nonce); err != nil {
@@ -90,8 +90,9 @@ func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 
 // Open decrypts a sealed challenge from the network. It rejects a challenge
 //
-//   - that is larger than [MaxSize] or of another version: Malformed
-//   - with a key that is not in the ring: ChallengeKeyUnknown, which is temporary
+//   - that is larger than [MaxSize] or has another algorithm: Malformed
+//   - with a key that is not in the ring, or an algorithm that strict FIPS 140 mode forbids:
+//     ChallengeKeyUnknown, which is temporary
 //   - that does not authenticate: ChallengeInvalid
 //
 // It does not check the challenge's age; see [Challenge.Fresh].
@@ -100,17 +101,17 @@ func (r Ring) Open(sealed []byte) (Challenge, error) {
 	if len(sealed) > MaxSize {
 		return c, reason.Deny(reason.TooLarge, "sealed challenge of %d bytes", len(sealed))
 	}
-	if len(sealed) < header+chacha20poly1305.NonceSizeX+chacha20poly1305.Overhead {
+	if len(sealed) < header+nonceSize+chacha20poly1305.Overhead {
 		return c, reason.Deny(reason.Malformed, "sealed challenge of %d bytes", len(sealed))
 	}
-	if sealed[0] != version {
-		return c, reason.Deny(reason.Malformed, "sealed challenge of version %d", sealed[0])
+	if sealed[0] != xchacha && sealed[0] != aesGCM {
+		return c, reason.Deny(reason.Malformed, "sealed challenge with algorithm %d", sealed[0])
 	}
-	aead, err := r.byID(sealed[1:header])
+	aead, err := r.byID(sealed[0], sealed[1:header])
 	if err != nil {
 		return c, err
 	}
-	nonce, box := sealed[header:header+chacha20poly1305.NonceSizeX], sealed[header+chacha20poly1305.NonceSizeX:]
+	nonce, box := sealed[header:header+nonceSize], sealed[header+nonceSize:]
 	plain, err := aead.Open(nil, nonce, box, sealed[:header])
 	if err != nil {
 		return c, reason.Deny(reason.ChallengeInvalid, "sealed challenge does not authenticate")
@@ -121,10 +122,10 @@ func (r Ring) Open(sealed []byte) (Challenge, error) {
 	return c, nil
 }
 
-func (r Ring) byID(id []byte) (cipher.AEAD, error) {
+func (r Ring) byID(algorithm byte, id []byte) (cipher.AEAD, error) {
 	for _, k := range r.Keys {
 		if string(k.ID[:]) == string(id) {
-			return chacha20poly1305.NewX(k.Secret.Expose())
+			return k.aead(algorithm)
 		}
 	}
 	return nil, reason.Deny(reason.ChallengeKeyUnknown, "seal key %x", id)

@@ -9,8 +9,6 @@ import (
 	"io"
 	"time"
 
-	"golang.org/x/crypto/chacha20poly1305"
-
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -22,9 +20,9 @@ type Ticket struct {
 	Expiry     time.Time `json:"exp"`
 }
 
-// ticketVersion distinguishes a sealed ticket from a sealed challenge. It is additional data, so
-// neither opens as the other.
-const ticketVersion = 0x81
+// ticket is added to the algorithm of a sealed ticket. The sum is additional data, so neither a ticket nor a challenge
+// opens as the other.
+const ticket = 0x80
 
 // maxTicket limits the text of a sealed ticket, in bytes.
 const maxTicket = 1024
@@ -35,16 +33,17 @@ func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error
 	if err != nil {
 		return "", err
 	}
-	aead, err := chacha20poly1305.NewX(key.Secret.Expose())
+	alg := algorithm()
+	aead, err := key.aead(alg)
 	if err != nil {
-		return "", fmt.Errorf("seal key %x: %w", key.ID, err)
+		return "", err
 	}
 	plain, err := json.Marshal(t)
 	if err != nil {
 		return "", fmt.Errorf("encode ticket: %w", err)
 	}
 	out := make([]byte, header+aead.NonceSize())
-	out[0] = ticketVersion
+	out[0] = ticket + alg
 	copy(out[1:header], key.ID[:])
 	if _, err := io.ReadFull(rand, out[header:]); err != nil {
 		return "", fmt.Errorf("seal ticket: %w", err)
@@ -61,10 +60,10 @@ func (r Ring) OpenTicket(now time.Time, text string) (Ticket, error) {
 		return t, reason.Deny(reason.ReportTicketInvalid, "ticket of %d bytes", len(text))
 	}
 	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	if err != nil || len(raw) < header+chacha20poly1305.NonceSizeX || raw[0] != ticketVersion {
+	if err != nil || len(raw) < header+nonceSize || raw[0] != ticket+xchacha && raw[0] != ticket+aesGCM {
 		return t, reason.Deny(reason.ReportTicketInvalid, "not a ticket")
 	}
-	aead, err := r.byID(raw[1:header])
+	aead, err := r.byID(raw[0]-ticket, raw[1:header])
 	if err != nil {
 		return t, reason.Wrap(reason.ReportTicketInvalid, err, "ticket")
 	}

@@ -4,6 +4,7 @@ package command
 
 import (
 	"context"
+	"crypto/fips140"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -157,6 +158,9 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 	}
 	if err := a.addCloud(ctx, f, machine.ID); err != nil {
 		return nil, nil, err
+	}
+	if fips140.Enabled() {
+		a.console.Step("FIPS 140 mode")
 	}
 	word, _ := machine.Cmdline.Last("mcs-attest.ek")
 	tpm, err := a.waitForTPM(ctx, ekType(word, machine.ID))

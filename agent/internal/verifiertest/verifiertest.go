@@ -318,8 +318,8 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	}
 	fields.Required = transcript.Required(kinds, p.tpm.Bank, p.tpm.PCRs)
 	p.tpm.Transcript = fields.Hash()
-	want := transcript.ProvisioningToken([]byte(p.shared), p.tpm.Transcript)
-	if slices.Contains(kinds, evidence.ProvisioningToken) && !bytes.Equal(req.GetProvisioningToken(), want) {
+	if slices.Contains(kinds, evidence.ProvisioningToken) && !bytes.Equal(req.GetProvisioningToken(),
+		transcript.ProvisioningToken([]byte(p.shared), p.tpm.Transcript)) {
 		return errors.New("the provisioning token does not match")
 	}
 	if err := p.checkClouds(ctx, req, kinds, p.tpm.Transcript); err != nil {

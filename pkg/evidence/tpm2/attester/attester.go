@@ -4,6 +4,7 @@ package attester
 
 import (
 	"bytes"
+	"crypto/fips140"
 	"crypto/sha256"
 	"crypto/x509"
 	"errors"
@@ -223,12 +224,16 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 	}
 	session := tpm2.Policy(a.ek.public.NameAlg, 16, authorize,
 		tpm2.Salted(a.ek.handle, a.ek.public), tpm2.AESEncryption(128, tpm2.EncryptOut))
-	rsp, err := tpm2.ActivateCredential{
-		ActivateHandle: tpm2.AuthHandle{Handle: a.ak.handle, Name: a.ak.name, Auth: tpm2.PasswordAuth(nil)},
-		KeyHandle:      tpm2.AuthHandle{Handle: a.ek.handle, Name: a.ek.name, Auth: session},
-		CredentialBlob: *blob,
-		Secret:         *encrypted,
-	}.Execute(a.tpm)
+	var rsp *tpm2.ActivateCredentialResponse
+	// The TPM encrypts the answer with CFB, which Go's cryptographic module does not have.
+	fips140.WithoutEnforcement(func() {
+		rsp, err = tpm2.ActivateCredential{
+			ActivateHandle: tpm2.AuthHandle{Handle: a.ak.handle, Name: a.ak.name, Auth: tpm2.PasswordAuth(nil)},
+			KeyHandle:      tpm2.AuthHandle{Handle: a.ek.handle, Name: a.ek.name, Auth: session},
+			CredentialBlob: *blob,
+			Secret:         *encrypted,
+		}.Execute(a.tpm)
+	})
 	if err != nil {
 		// A successful command ends the session in the TPM. Otherwise go-tpm usually ends it. If it
 		// did, this flush fails, and the error is ignored.
