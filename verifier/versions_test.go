@@ -120,6 +120,7 @@ func (v *versions) upgradeAndBack() {
 	v.crosses(v.a, v.b, false)
 	v.crosses(v.b, v.a, true)
 	v.redeems(granted, v.a)
+	v.keepsTheCounters(granted)
 	v.replace(v.b, v.before.Verifier)
 	for _, r := range v.controllers {
 		r.stop(&r.control)
@@ -293,6 +294,30 @@ func (v *versions) redeems(g grant, at *replica) {
 	}
 }
 
+// keepsTheCounters has a machine attest again at a front of the version before, which does not know status.tpm. Its
+// writes leave that field as it is.
+func (v *versions) keepsTheCounters(g grant) {
+	v.t.Helper()
+	before := v.record(g.uid).Status
+	if before.TPM == nil {
+		v.t.Fatalf("this version recorded no counters: %+v", before)
+	}
+	n := v.node(g.keys)
+	n.addr = v.a.addr
+	var err error
+	eventually(v.t, func() bool {
+		_, _, err = n.attest(v.t.Context())
+		return err == nil
+	}, func() string { return fmt.Sprintf("it does not attest again: %v", err) })
+	after := v.record(g.uid).Status
+	if len(after.History) <= len(before.History) {
+		v.t.Fatalf("the version before wrote nothing: %+v", after)
+	}
+	if after.TPM == nil || *after.TPM != *before.TPM {
+		v.t.Errorf("the counters were %+v and are %+v", before.TPM, after.TPM)
+	}
+}
+
 // staysOut: a quarantine counts at every front.
 func (v *versions) staysOut(g grant) {
 	v.t.Helper()
@@ -384,6 +409,9 @@ func (v *versions) recordsAreKept() {
 		}
 		if !reflect.DeepEqual(before.Identity, after.Identity) || before.MachineUID != after.MachineUID {
 			v.t.Errorf("%s: the identity was %+v and is %+v", name, before.Identity, after.Identity)
+		}
+		if before.TPM != nil && (after.TPM == nil || after.TPM.ResetCount < before.TPM.ResetCount) {
+			v.t.Errorf("%s: the TPM's counters were %+v and are %+v", name, before.TPM, after.TPM)
 		}
 		for _, entry := range before.History {
 			if !slices.ContainsFunc(after.History, func(e v1alpha1.HistoryEntry) bool { return reflect.DeepEqual(e, entry) }) {

@@ -53,9 +53,15 @@ func buildRelease(repo, commit, out string) error {
 		return err
 	}
 	archive := filepath.Join(out, "source.tar")
+	if _, err := run(repo, "git", "cat-file", "-e", commit+"^{commit}"); err != nil {
+		// A shallow clone does not have it.
+		if _, err := run(repo, "git", "fetch", "--quiet", "--depth=1", "origin", commit); err != nil {
+			return fmt.Errorf("%w\nhint: this needs a git clone with the commit %s, or the remote \"origin\" that has it",
+				err, commit)
+		}
+	}
 	if _, err := run(repo, "git", "archive", "--output", archive, commit); err != nil {
-		return fmt.Errorf("%w\nhint: this needs a git clone with the commit %s; "+
-			"in a shallow clone run \"git fetch --unshallow\"", err, commit)
+		return err
 	}
 	if _, err := run(source, "tar", "-xf", archive); err != nil {
 		return err
