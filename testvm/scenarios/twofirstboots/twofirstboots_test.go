@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package twofirstboots cuts the power during the boot, as CoreOS does by itself if FIPS or kernel
-// arguments need a restart: the same machine boots again with an empty disk.
+// arguments need a restart: the same machine boots again with an empty disk. As on CoreOS, only the second boot is in
+// FIPS mode.
 package twofirstboots
 
 import (
@@ -20,8 +21,11 @@ func TestSameMachineMayHaveTwoFirstBoots(t *testing.T) {
 	v.WaitAudit("fetch", "allowed", "")
 	first.Kill()
 
-	second := r.Boot(rig.VM{Name: "second", TPM: tpm, Pointer: v.Pointer("worker")})
+	second := r.Boot(rig.VM{Name: "second", TPM: tpm, Pointer: v.Pointer("worker"), Cmdline: "fips=1"})
 	second.WantProvisioned()
+	if first.Said("FIPS 140 mode") || !second.Said("FIPS 140 mode") {
+		t.Error("the agent does not follow the kernel's FIPS mode")
+	}
 	v.WantRecord("worker-0", "Fetched")
 	attested := 0
 	for _, a := range v.Audit() {
