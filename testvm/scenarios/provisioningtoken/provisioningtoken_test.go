@@ -27,7 +27,12 @@ func verifier(r *rig.Rig) (v *rig.Verifier, pointer []byte) {
 	v = r.Verifier(rig.VerifierConfig{Policy: tokenOnlyPolicy, Stopped: true})
 	v.Run("token", "provisioning", "create")
 	v.Start()
-	return v, []byte(v.Run("token", "provisioning", "pointer", v.Dir+"/pointers/worker.ign"))
+	return v, pointerOf(v, "worker")
+}
+
+// pointerOf returns the pointer config of a pool with the current token.
+func pointerOf(v *rig.Verifier, pool string) []byte {
+	return []byte(v.Run("token", "provisioning", "pointer", v.Dir+"/pointers/"+pool+".ign"))
 }
 
 func token(v *rig.Verifier) string {
@@ -64,6 +69,30 @@ func TestMachineWithoutTheProvisioningTokenReceivesNothing(t *testing.T) {
 	node.WantEmergency()
 	v.WantAudit("fetch", "denied", "TokenMissing")
 	v.WantNoAudit("fetch", "allowed", "")
+}
+
+// A17: a control-plane node is provisioned again with the current token. The pointer config of the installation has a
+// token that was replaced since, and opens nothing.
+func TestControlPlaneNodeIsProvisionedAgainWithTheCurrentToken(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{Policy: tokenOnlyPolicy, Pools: []string{"worker", "master"}, Stopped: true})
+	v.Run("token", "provisioning", "create")
+	v.Start()
+	installation, first := pointerOf(v, "master"), token(v)
+	v.Run("token", "provisioning", "rotate", "--now")
+	for code := 0; code != 401; {
+		code, _ = v.Get("/config/master", first)
+	}
+	node := r.Boot(rig.VM{Name: "again", Pointer: pointerOf(v, "master"), Initrd: rig.Initrd{Agent: rig.NoAgent}})
+	node.WantProvisioned()
+	if got := node.ReadFile("/etc/provisioned"); !strings.Contains(got, "for master") {
+		t.Errorf("provisioned %q", got)
+	}
+	v.WantAudit("fetch", "allowed", "")
+	node = r.Boot(rig.VM{Name: "outdated", Pointer: installation, Initrd: rig.Initrd{Agent: rig.NoAgent}})
+	node.WantEmergency()
+	v.WantAudit("fetch", "denied", "ProvisioningTokenInvalid")
 }
 
 // Specification 3.0 has no headers.
