@@ -4,8 +4,6 @@ package measuredboot
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"crypto/sha512"
 	"errors"
 	"fmt"
 	"io"
@@ -338,8 +336,3 @@ func add(list *[]Component, name string, image []byte) error {
 }
 
 func (d Digests) same(other Digests) bool { return bytes.Equal(d.SHA256, other.SHA256) }
-
-func digestsOf(b []byte) Digests {
-	h256, h384 := sha256.Sum256(b), sha512.Sum384(b)
-	return Digests{SHA256: h256[:], SHA384: h384[:]}
-}

@@ -57,6 +57,12 @@ func newHashes() *hashes {
 
 func (h *hashes) sum() Digests { return Digests{SHA256: h.sha256.Sum(nil), SHA384: h.sha384.Sum(nil)} }
 
+func digestsOf(b []byte) Digests {
+	h := newHashes()
+	_, _ = h.Write(b) // a hash never fails
+	return h.sum()
+}
+
 // archive hashes an initramfs archive. It also adds the archive to those before it, from the next multiple
 // of 4 bytes on (GRUB, grub-core/loader/linux.c).
 func (s *bootFiles) archive(p string, whole *hashes) (Digests, error) {

@@ -28,23 +28,22 @@ type requirements struct {
 // check is one requirement. Its input is a log that reproduces every quoted PCR.
 type check func(*boot) *Finding
 
+// A profile has the checks of the weaker ones.
+var (
+	secureBootChecks = []check{firmwareMeasured, separators, secureBootPolicy, application, image}
+	releaseChecks    = slices.Concat(secureBootChecks, []check{release})
+	releasePCRs      = []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}
+)
+
 var profiles = map[Profile]requirements{
 	IdentityOnly: {pcrs: []int{11}},
 	SecureBoot: {
 		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13},
 		log:    true,
-		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image},
+		checks: secureBootChecks,
 	},
-	Release: {
-		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14},
-		log:    true,
-		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image, release},
-	},
-	Strict: {
-		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14},
-		log:    true,
-		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image, release, firmware},
-	},
+	Release: {pcrs: releasePCRs, log: true, checks: releaseChecks},
+	Strict:  {pcrs: releasePCRs, log: true, checks: slices.Concat(releaseChecks, []check{firmware})},
 }
 
 // ParseProfile reads the name of a profile; "" is [IdentityOnly].

@@ -186,10 +186,6 @@ func (c *CoreOSDisk) espFiles() map[string]string {
 func (c *CoreOSDisk) BootFiles() string {
 	c.r.t.Helper()
 	dir := c.entry().dir
-	for name, from := range c.espFiles() {
-		b, err := os.ReadFile(from)
-		c.r.fatal(err, "boot files")
-		c.r.writeFiles(map[string]string{name: string(b)}, dir)
-	}
+	c.r.copyFiles(c.espFiles(), dir)
 	return dir
 }

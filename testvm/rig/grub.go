@@ -4,7 +4,6 @@ package rig
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -100,14 +99,18 @@ func (r *Rig) BootFiles(g GRUB) string {
 	r.t.Helper()
 	dir, err := os.MkdirTemp(r.dir, "boot-")
 	r.fatal(err, "boot files")
-	for name, from := range g.files(r, false, "") {
+	r.copyFiles(g.files(r, false, ""), dir)
+	return dir
+}
+
+// copyFiles copies files, by their names in a folder, to that folder.
+func (r *Rig) copyFiles(files map[string]string, dir string) {
+	r.t.Helper()
+	for name, from := range files {
 		b, err := os.ReadFile(from)
 		r.fatal(err, "boot files")
-		to := filepath.Join(dir, name)
-		r.fatal(os.MkdirAll(filepath.Dir(to), 0o755), "boot files")
-		r.fatal(os.WriteFile(to, b, 0o644), "boot files")
+		r.writeFiles(map[string]string{name: string(b)}, dir)
 	}
-	return dir
 }
 
 // files returns what the EFI system partition contains. It is also the boot partition.

@@ -22,31 +22,22 @@ func (b *Boot) loaderEntries(forms []string, vars *variables) error {
 		b.Commands = append(b.Commands, display(form))
 	}
 	for _, name := range []string{"early_initrd", "devicetree"} {
-		if vars.named[name] == nil {
-			continue
-		}
-		if v, err := vars.of(name); err != nil {
+		if v, err := vars.ifSet(name); err != nil {
 			return err
 		} else if slices.ContainsFunc(v, func(s string) bool { return s != "" }) {
 			return fmt.Errorf("the variable %s is not supported. Write its files into the entries", name)
 		}
 	}
-	if vars.named["save_default"] != nil {
-		if v, err := vars.of("save_default"); err != nil {
-			return err
-		} else if slices.Contains(v, "true") {
-			b.Commands = append(b.Commands, "savedefault")
-		}
+	if v, err := vars.ifSet("save_default"); err != nil {
+		return err
+	} else if slices.Contains(v, "true") {
+		b.Commands = append(b.Commands, "savedefault")
 	}
-	folders := []string{defaultEntries}
-	if vars.named["blsdir"] != nil {
-		named, err := vars.of("blsdir")
-		if err != nil {
-			return err
-		}
-		folders = append(folders, named...)
+	named, err := vars.ifSet("blsdir")
+	if err != nil {
+		return err
 	}
-	for _, folder := range folders {
+	for _, folder := range append([]string{defaultEntries}, named...) {
 		if folder = strings.TrimRight(display(folder), "/"); folder != "" {
 			b.Files = append(b.Files, File{folder + "/*.conf", LoaderEntry})
 		}

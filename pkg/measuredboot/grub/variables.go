@@ -98,6 +98,14 @@ func (v *variables) set(name, value string) {
 	x.fixed = append(x.fixed, value)
 }
 
+// ifSet returns the values of a variable that a script sets, and nil for another one.
+func (v *variables) ifSet(name string) ([]string, error) {
+	if v.named[name] == nil {
+		return nil, nil
+	}
+	return v.of(name)
+}
+
 // of returns the values of a variable. One that only a condition sets can also be empty.
 func (v *variables) of(name string) ([]string, error) {
 	x := v.named[name]
