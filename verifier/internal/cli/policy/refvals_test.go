@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,39 +35,57 @@ func buildUKI(t *testing.T) string {
 	return out
 }
 
-// layoutOf writes an OCI image layout with one file.
-func layoutOf(t *testing.T, name string, content []byte) string {
+// layoutOf writes an OCI image layout with files.
+func layoutOf(t *testing.T, files map[string]string) string {
 	t.Helper()
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Size: int64(len(content)), Mode: 0o644}
-	if err := w.WriteHeader(h); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(content); err != nil {
-		t.Fatal(err)
+	for name, content := range files {
+		h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Size: int64(len(content)), Mode: 0o644}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	put := func(path string, b []byte) {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, path), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	out := map[string]string{}
 	blob := func(b []byte) string {
 		digest := fmt.Sprintf("%x", sha256.Sum256(b))
-		put("blobs/sha256/"+digest, b)
+		out["blobs/sha256/"+digest] = string(b)
 		return digest
 	}
 	manifest := fmt.Sprintf(`{"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"sha256:%s"}]}`,
 		blob(layer.Bytes()))
-	put("index.json", fmt.Appendf(nil, `{"manifests":[{"digest":"sha256:%s"}]}`, blob([]byte(manifest))))
+	out["index.json"] = fmt.Sprintf(`{"manifests":[{"digest":"sha256:%s"}]}`, blob([]byte(manifest)))
+	return folderOf(t, out)
+}
+
+// folderOf writes files to a folder.
+func folderOf(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return dir
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }
 
 func TestRefvals_AContainerImageHasTheValuesOfItsUKI(t *testing.T) {
@@ -75,18 +94,86 @@ func TestRefvals_AContainerImageHasTheValuesOfItsUKI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content, err := os.ReadFile(uki)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := read(t, uki)
 	for _, name := range []string{"boot/EFI/Linux/x.efi", "boot/EFI/Linux/bootc/x.efi", "usr/lib/modules/6.12/x.efi"} {
-		got, err := source{oci: layoutOf(t, name, content)}.referenceValues("x")
+		got, err := source{oci: layoutOf(t, map[string]string{name: content})}.referenceValues("x")
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %v, %v, expected %v", name, got, err, want)
 		}
 	}
-	_, err = source{oci: layoutOf(t, "usr/lib/modules/6.12/vmlinuz", content)}.referenceValues("x")
-	if err == nil || !strings.Contains(err.Error(), "use --boot") {
+	_, err = source{oci: layoutOf(t, map[string]string{"usr/lib/modules/6.12/vmlinuz": content})}.referenceValues("x")
+	if err == nil || !strings.Contains(err.Error(), "also give the folder") {
 		t.Errorf("an image without a UKI: %v", err)
+	}
+}
+
+// The container image has shim, GRUB, the kernel and its initramfs. The installer writes the rest. Files of the
+// disk with the names of those in the image have no effect.
+func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
+	shim := read(t, "/usr/lib/shim/shimx64.efi.signed")
+	grub := read(t, "/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed")
+	const version, deployment = "6.12.1-200.fc43.x86_64", "ostree/fedora-coreos-1f2e/"
+	config := map[string]string{
+		"efi/EFI/fedora/grub.cfg": "configfile /grub2/grub.cfg\n",
+		"grub2/grub.cfg": "set ignition_firstboot=\nif [ -f /ignition.firstboot ]; then\n" +
+			"  set ignition_firstboot=ignition.firstboot\nfi\nblscfg\n",
+		"loader.1/entries/ostree-1.conf": "title CoreOS\nversion 1\noptions $ignition_firstboot " +
+			"ostree=/ostree/boot.1/x/1f2e/0\n" +
+			"linux /" + deployment + "vmlinuz-" + version + "\ninitrd /" + deployment + "initramfs-" + version + ".img\n" +
+			"initrd /ostree/initramfs-overlays/agent.img\n",
+		"ostree/initramfs-overlays/agent.img": "the agent's archive",
+	}
+	folder := func(files map[string]string) string {
+		all := maps.Clone(config)
+		maps.Copy(all, files)
+		dir := folderOf(t, all)
+		if err := os.Symlink("loader.1", filepath.Join(dir, "loader")); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	want, err := source{boot: folder(map[string]string{
+		"efi/EFI/BOOT/BOOTX64.EFI": shim, "efi/EFI/fedora/grubx64.efi": grub,
+		deployment + "vmlinuz-" + version: shim, deployment + "initramfs-" + version + ".img": "initramfs",
+	})}.referenceValues("x")
+	if err != nil || len(want) != 1 || len(want[0].Loads) != 3 {
+		t.Fatalf("the disk: %+v, %v", want, err)
+	}
+	image := func(efi string) string {
+		return layoutOf(t, map[string]string{
+			efi + "BOOT/BOOTX64.EFI": shim, efi + "fedora/grubx64.efi": grub,
+			"usr/lib/modules/" + version + "/vmlinuz": shim, "usr/lib/modules/" + version + "/initramfs.img": "initramfs",
+		})
+	}
+	for _, efi := range []string{
+		"usr/lib/bootupd/updates/EFI/", "usr/lib/ostree-boot/efi/EFI/", "usr/lib/efi/shim/16.1/EFI/",
+	} {
+		for name, disk := range map[string]string{
+			"only the configuration": folder(nil),
+			"other files of those names": folder(map[string]string{
+				"efi/EFI/BOOT/BOOTX64.EFI": grub, "efi/EFI/debian/shimx64.efi": grub,
+				deployment + "vmlinuz-" + version: grub, deployment + "initramfs-" + version + ".img": "another",
+				"usr/EFI/BOOT/BOOTX64.EFI": grub,
+			}),
+		} {
+			got, err := source{oci: image(efi), boot: disk}.referenceValues("x")
+			if err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s, %s: got %+v, %v, expected %+v", efi, name, got, err, want)
+			}
+		}
+	}
+	for name, c := range map[string]struct{ old, replacement, want string }{
+		"a kernel that the image does not have": {version, "6.12.2", "which does not exist"},
+		"a kernel only on the disk": {deployment + "vmlinuz-" + version, "vmlinuz",
+			"which no container image has"},
+		"an initramfs only on the disk": {"initrd /" + deployment + "initramfs-" + version + ".img\n", "",
+			"which no container image has"},
+	} {
+		entry := strings.ReplaceAll(config["loader.1/entries/ostree-1.conf"], c.old, c.replacement)
+		disk := folder(map[string]string{"loader.1/entries/ostree-1.conf": entry, "vmlinuz": shim})
+		_, err := source{oci: image("usr/lib/bootupd/updates/EFI/"), boot: disk}.referenceValues("x")
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
