@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 const (
@@ -139,15 +140,30 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 
 // Full returns the config that merges the full one, records that Ignition has applied it, and makes
 // the boot a first boot for systemd. Ignition enables units by presets, which systemd applies only in a
-// first boot (machine-id(5), "First Boot Semantics").
+// first boot (machine-id(5), "First Boot Semantics"). It refuses the config of [Config].
 func Full(config []byte) ([]byte, error) {
 	if len(config) == 0 {
 		return nil, errors.New("the config is empty")
+	}
+	if carriesAgent(config) {
+		return nil, errors.New("the config is the pre-approved one")
 	}
 	var own ignitionConfig
 	own.Storage.Files = []file{state(FullConfig),
 		{Path: "/etc/machine-id", Overwrite: true, Mode: 0o444, Contents: data([]byte("uninitialized\n"))}}
 	return merging(config, &own)
+}
+
+// carriesAgent reports whether a config is one of [Config].
+func carriesAgent(config []byte) bool {
+	var outer, own ignitionConfig
+	if json.Unmarshal(config, &outer) != nil {
+		return false
+	}
+	return slices.ContainsFunc(outer.Ignition.Config.Merge, func(r resource) bool {
+		raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(r.Source, dataPrefix))
+		return err == nil && json.Unmarshal(raw, &own) == nil && slices.Contains(own.Storage.Files, state(PreApproved))
+	})
 }
 
 // merging returns a config that merges another one, and then one of this package, which therefore wins.
@@ -167,6 +183,8 @@ func state(content string) file {
 	return file{Path: Dir + "/" + StateFile, Overwrite: true, Mode: 0o644, Contents: data([]byte(content))}
 }
 
+const dataPrefix = "data:;base64,"
+
 func data(content []byte) resource {
-	return resource{Source: "data:;base64," + base64.StdEncoding.EncodeToString(content)}
+	return resource{Source: dataPrefix + base64.StdEncoding.EncodeToString(content)}
 }

@@ -111,6 +111,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	target = a.ownTarget(ctx, machine, target)
 	a.realRoot = true
 	grant, err := a.untilGranted(ctx, machine, target, authorities)
 	if err != nil {
@@ -123,7 +124,9 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err := a.capPCR(true); err != nil {
 		return err
 	}
-	full, pause, err := a.fetchFullConfig(ctx, client.NewDialer(authorities), target, grant)
+	dialer := client.NewDialer(authorities)
+	dialer.Proxy = target.Proxy
+	full, pause, err := a.fetchFullConfig(ctx, dialer, target, grant)
 	if err != nil {
 		return a.again(ctx, pause, err)
 	}
@@ -193,8 +196,36 @@ func (a *agent) realRootTarget() (flow.Target, []*x509.Certificate, error) {
 	return targets[0], authorities, nil
 }
 
+// ownTarget returns the target with what the machine's own pointer config has for that server: a proxy and
+// a provisioning token. Every client may receive the pre-approved config, so it has neither.
+func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.Target) flow.Target {
+	machine.Waiting = newWaiting(a.console).because
+	data, err := machine.Find(ctx)
+	if err != nil {
+		if !errors.Is(err, platform.ErrNone) {
+			a.console.Step("no proxy and no provisioning token of its own pointer config: %v", err)
+		}
+		return t
+	}
+	config, err := pointer.Parse(data.Raw)
+	if err == nil {
+		var all []flow.Target
+		all, err = a.targets(config)
+		for _, own := range all {
+			if own.Origin == t.Origin && own.Pool == t.Pool {
+				t.Proxy, t.Provisioning = own.Proxy, own.Provisioning
+			}
+		}
+	}
+	if err != nil {
+		a.console.Step("no proxy and no provisioning token of its own pointer config (%s): %v", data.From, err)
+	}
+	return t
+}
+
 // untilGranted attests until the verifier grants a token. A final denial is only a reason to wait
-// longer: the machine keeps the pre-approved config.
+// longer: the machine keeps the pre-approved config. If the gate serves every machine, the grant has no
+// token.
 func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t flow.Target,
 	authorities []*x509.Certificate) (*flow.Grant, error) {
 	for {
@@ -209,6 +240,10 @@ func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t fl
 		var unchanged *flow.Unchanged
 		if errors.As(err, &unchanged) {
 			why = unchanged.Why
+			if unchanged.Open {
+				a.console.Step("no token is needed: %s", why)
+				return &flow.Grant{}, nil
+			}
 		}
 		a.console.Again("the machine keeps the pre-approved config and waits: %s; trying again in %v", why, deniedPause)
 		a.console.Hint(advice(err))
@@ -272,7 +307,9 @@ func fetchOnce(ctx context.Context, c *http.Client, url string, g *flow.Grant) (
 	if err != nil {
 		return nil, false, fmt.Errorf("fetch the full config: %w", client.Plain(err))
 	}
-	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
+	if !g.Token.Empty() {
+		req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
+	}
 	req.Header.Set("Accept", acceptConfig)
 	req.Header.Set("User-Agent", agentVersion())
 	resp, err := c.Do(req)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -53,6 +54,8 @@ type stock struct {
 	cancel context.CancelFunc
 	attest func() error
 	get    func(http.ResponseWriter)
+	mode   mcsattestv1.Mode
+	open   string // what the gate serves without a token; "" means nothing
 }
 
 // answer sets how verifier and gate answer from now on.
@@ -60,6 +63,20 @@ func (m *stock) answer(attest func() error, get func(http.ResponseWriter)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.attest, m.get = attest, get
+}
+
+// setMode sets the pool's mode from now on.
+func (m *stock) setMode(mode mcsattestv1.Mode) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mode = mode
+}
+
+// openGate sets what the gate serves without a token.
+func (m *stock) openGate(config string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open = config
 }
 
 // kill ends the current run.
@@ -75,14 +92,25 @@ func (m *stock) answers() (attest func() error, get func(http.ResponseWriter)) {
 	return m.attest, m.get
 }
 
-func newStock(t *testing.T) *stock {
+func newStock(t *testing.T, change ...func(*verifiertest.Verifier)) *stock {
 	t.Helper()
 	dir := t.TempDir()
-	m := &stock{t: t, verifier: &verifiertest.Verifier{}, tpm: swtpmtest.Start(t, "sha256")}
+	m := &stock{t: t, verifier: &verifiertest.Verifier{}, tpm: swtpmtest.Start(t, "sha256"),
+		mode: mcsattestv1.Mode_MODE_ENFORCE}
 	m.verifier.Change = func(c *mcsattestv1.ChallengeResponse) {
 		c.Unattested = mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		c.Mode = m.mode
 	}
 	m.verifier.GateFunc = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Header.Values("Authorization") == nil {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.gets++
+			_, _ = io.WriteString(w, m.open)
+			return true
+		}
 		if r.Method != http.MethodGet || r.Header.Get("Authorization") != "Bearer "+verifiertest.Token {
 			return false
 		}
@@ -101,6 +129,9 @@ func newStock(t *testing.T) *stock {
 			return nil, attest()
 		}
 		return nil, nil
+	}
+	for _, c := range change {
+		c(m.verifier)
 	}
 	m.verifier.Start(t)
 	m.paths = paths.Paths{

@@ -76,6 +76,8 @@ type Unchanged struct {
 	// NoVerifier is true if the server does not attest; "mcs-attest=require" turns that into an
 	// error.
 	NoVerifier bool
+	// Open is true if the gate serves every machine its full config.
+	Open bool
 	// Err is the final denial, or nil.
 	Err error
 }
@@ -198,7 +200,10 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
-		case errors.As(err, &unchanged), errors.As(err, &answer):
+		case errors.As(err, &unchanged):
+			unchanged.Open = mode.audit
+			return nil, err
+		case errors.As(err, &answer):
 			return nil, err
 		case errors.Is(err, client.ErrNotVerifier):
 			if !enforced {
@@ -267,7 +272,7 @@ type mode struct {
 func (m mode) enforced() bool { return m.name != "" && !m.audit }
 
 func (m mode) unchanged(err error) error {
-	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name), Err: err}
+	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name), Open: m.audit, Err: err}
 }
 
 // grant is a Grant that the gate has not accepted yet.

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// proxyTo returns the URL of an HTTP proxy that connects each client to the address, and a function that
+// returns the hosts that clients requested.
+func proxyTo(t *testing.T, address string) (url string, hosts func() []string) {
+	t.Helper()
+	seen := make(chan string, 64)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Method + " " + r.Host
+		far, err := net.Dial("tcp", address)
+		if err != nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		near, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(near, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(far, buffered); _ = far.Close() }()
+		go func() { _, _ = io.Copy(near, far); _ = near.Close() }()
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, func() (all []string) {
+		for len(seen) > 0 {
+			all = append(all, <-seen)
+		}
+		return all
+	}
+}
+
+// The pointer config of the pre-approved config has neither a proxy nor a token, because every client may
+// receive it. The machine's own one has both.
+func TestFirstboot_UsesTheProxyAndTheTokenOfTheMachinesPointerConfig(t *testing.T) {
+	const host, token = "mcs.test:22623", "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
+	m := newStock(t, func(v *verifiertest.Verifier) {
+		v.Certificate = func(leaf *x509.Certificate) { leaf.DNSNames = []string{"mcs.test"} }
+		v.Required = []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2,
+			mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}
+		v.ProvisioningToken = token
+	})
+	url, hosts := proxyTo(t, strings.TrimPrefix(m.verifier.Origin, "https://"))
+	m.verifier.Origin = "https://" + host // only the proxy can resolve it
+	late := m.verifier.Pointer("worker")
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.PointerFile), string(late))
+	own, err := pointer.Provision(late, pointer.Provisioning{Token: secret.New([]byte(token)),
+		Origins: []string{m.verifier.Origin}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.paths.IgnitionSystem = t.TempDir()
+	m.write(filepath.Join(m.paths.IgnitionSystem, "user.ign"), strings.Replace(string(own), `"ignition":{`,
+		`"ignition":{"proxy":{"httpsProxy":"`+url+`"},`, 1))
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) > 0 {
+		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
+	}
+	// The attestation, the question to the gate, and the full config.
+	if got := hosts(); len(got) < 3 || strings.Join(got, "") != strings.Repeat("CONNECT "+host, len(got)) {
+		t.Errorf("the proxy saw %q", got)
+	}
+	if strings.Contains(m.out.String(), token) {
+		t.Error("the token is on the console")
+	}
+	m.wantFullConfig(1)
+}
+
+// Another server's proxy and token are not for this one.
+func TestFirstboot_IgnoresAPointerConfigOfAnotherServer(t *testing.T) {
+	m := newStock(t)
+	m.paths.IgnitionSystem = t.TempDir()
+	m.write(filepath.Join(m.paths.IgnitionSystem, "user.ign"), `{"ignition":{"version":"3.4.0",`+
+		`"proxy":{"httpsProxy":"http://127.0.0.1:9"},"config":{"merge":[{"source":"https://other.test/config/worker"}]}}}`)
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) > 0 {
+		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
+	}
+	m.wantFullConfig(1)
+}
+
+// The verifier denies the machine. Then an administrator changes the mode, in which the gate serves the
+// full config to every machine.
+func TestFirstboot_DeniedMachineGoesOnWhenTheModeChanges(t *testing.T) {
+	for name, mode := range map[string]mcsattestv1.Mode{
+		"Audit": mcsattestv1.Mode_MODE_AUDIT, "Off": mcsattestv1.Mode_MODE_OFF,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newStock(t)
+			denied := func() error { return verifiertest.Denial(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, false) }
+			m.answer(denied, nil)
+			m.openGate(fullConfig)
+			m.pause = func(time.Duration) error {
+				if len(m.pauses) > 1 {
+					return errKilled
+				}
+				m.setMode(mode)
+				return nil
+			}
+			if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 1 || m.gets != 1 {
+				t.Fatalf("%v, pauses %v, %d fetches\n%s", err, m.pauses, m.gets, m.out.String())
+			}
+			if !strings.Contains(m.out.String(), "the pool's mode is "+name) ||
+				!strings.Contains(m.out.String(), "capped PCR 11") {
+				t.Errorf("it does not say why it goes on, or it can still attest:\n%s", m.out.String())
+			}
+			m.wantFullConfig(1)
+		})
+	}
+}
+
+// The mode changes back before the machine has fetched the config, so it receives the pre-approved one.
+func TestFirstboot_NeverAppliesThePreApprovedConfigAsTheFullOne(t *testing.T) {
+	m := newStock(t)
+	carrying, err := firstboot.Config([]byte(`{"ignition":{"version":"3.2.0"}}`), firstboot.AgentConfig{Origin: m.verifier.Origin,
+		Agents: map[string]string{"amd64": strings.Repeat("ab", 32)}, Pointer: m.verifier.Pointer("worker")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.openGate(string(carrying))
+	m.setMode(mcsattestv1.Mode_MODE_OFF)
+	m.pause = func(time.Duration) error {
+		if len(m.pauses) > 1 {
+			return errKilled
+		}
+		return nil
+	}
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.left()) > 0 || len(m.pauses) != 1 ||
+		m.pauses[0] != deniedPause || m.gets != 1 {
+		t.Errorf("%v, left %v, pauses %v, %d fetches\n%s", err, m.left(), m.pauses, m.gets, m.out.String())
+	}
+	m.setMode(mcsattestv1.Mode_MODE_ENFORCE)
+	m.wantFullConfig(2)
+}
