@@ -160,3 +160,17 @@ func TestUnit_StartsBeforeUsersAndPods(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// Ignition would apply it, and record that it has applied the full config.
+func TestFull_RefusesThePreApprovedConfig(t *testing.T) {
+	raw, err := firstboot.Config([]byte(preApproved), agentConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if full, err := firstboot.Full(raw); err == nil {
+		t.Errorf("%s", full)
+	}
+	if _, err := firstboot.Full([]byte(preApproved)); err != nil {
+		t.Error(err)
+	}
+}

@@ -19,19 +19,20 @@ type CoreOSDisk struct {
 	// Path is the raw image.
 	Path string
 
-	r *Rig
+	r      *Rig
+	memory string // of its machines, in MiB; "" means the usual
 }
 
-// The partitions, with the names that CoreOS gives them.
 const (
+	// coreOSTable has the partitions with the names that CoreOS gives them. The size of the root varies.
 	coreOSTable = "label: gpt\n" +
 		"start=1MiB, size=1MiB, name=BIOS-BOOT\n" +
 		"start=2MiB, size=126MiB, name=boot\n" +
-		"start=128MiB, size=127MiB, name=root\n"
-	coreOSSize = 256 << 20
+		"start=128MiB, size=%dMiB, name=root\n"
 	// localTarget is the target of the link /usr/local, because OSTree makes /usr read-only.
 	localTarget = "../var/usrlocal"
 	bootOffset  = 2 << 20
+	bootSize    = 126 // MiB
 	rootOffset  = 128 << 20
 )
 
@@ -41,29 +42,53 @@ func (r *Rig) coreOSUnits() string {
 	return string(r.Source("dracut/testdata/fcos.txt")) + string(r.Source("dracut/testdata/rhcos.txt"))
 }
 
-// NewCoreOSDisk creates a disk for which the installer got a pointer config.
+// coreOSRoot is the real root of a [CoreOSDisk].
+type coreOSRoot struct {
+	// files and programs are below /usr: path to content, and to the path here.
+	files, programs map[string]string
+	// script makes the programs of /usr and the files of /etc in its working folder, from the initramfs
+	// $1; "" means busybox.
+	script string
+	// size is that of the partition, in MiB.
+	size int
+}
+
+// NewCoreOSDisk creates a disk for which the installer got a pointer config. Its real root has no systemd:
+// it reports, and ends the machine.
 func (r *Rig) NewCoreOSDisk(pointer []byte) *CoreOSDisk {
+	r.t.Helper()
+	return r.newCoreOSDisk(pointer, coreOSRoot{size: 127, files: r.rootFiles()})
+}
+
+func (r *Rig) newCoreOSDisk(pointer []byte, root coreOSRoot) *CoreOSDisk {
 	r.t.Helper()
 	kernel, version := r.Kernel(CoreOS)
 	initrd := r.Build(Initrd{System: CoreOS, Agent: NoAgent, Compress: true})
-	files := r.rootFiles()
-	in := r.inputs("coreos").text(coreOSTable, localTarget, version).file(busybox).file(kernel).file(initrd)
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		in.text(name, files[name])
+	table := fmt.Sprintf(coreOSTable, root.size)
+	in := r.inputs("coreos").text(table, localTarget, version, root.script).file(busybox).file(kernel).file(initrd)
+	for _, name := range slices.Sorted(maps.Keys(root.files)) {
+		in.text(name, root.files[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(root.programs)) {
+		in.text(name).file(root.programs[name])
 	}
 	stock := r.cached("coreos", "disk with a stand-in for CoreOS", in, func(out string) {
 		dir, err := os.MkdirTemp(r.dir, "coreos-")
 		r.fatal(err, "CoreOS")
 		tree := filepath.Join(dir, "tree")
-		usr := map[string]string{}
-		for name, content := range files {
-			usr[filepath.Join("usr", name)] = content
+		if root.script == "" {
+			r.installBusybox(filepath.Join(tree, "usr/bin"))
+		} else {
+			r.fatal(os.Mkdir(tree, 0o755), "CoreOS")
+			r.run(tree, nil, "sh", "-ec", root.script, "sh", initrd)
 		}
-		r.writeFiles(usr, tree)
-		r.installBusybox(filepath.Join(tree, "usr/bin"))
+		r.writeFiles(root.files, filepath.Join(tree, "usr"))
 		modules := filepath.Join(tree, "usr/lib/modules", version)
 		r.run(dir, nil, "mkdir", "-p", modules)
 		r.fatal(os.Symlink(localTarget, filepath.Join(tree, "usr/local")), "CoreOS")
+		for name, program := range root.programs {
+			r.run(dir, nil, "cp", program, filepath.Join(tree, "usr", name))
+		}
 		r.run(dir, nil, "cp", kernel, filepath.Join(modules, "vmlinuz"))
 		r.run(dir, nil, "cp", initrd, filepath.Join(modules, "initramfs.img"))
 		// A deployment is not protected, so that the build needs no root.
@@ -71,6 +96,7 @@ func (r *Rig) NewCoreOSDisk(pointer []byte) *CoreOSDisk {
 			mkdir dev proc run sys tmp var boot sysroot
 			(cd tree && mkdir dev proc run sys tmp var boot sysroot root &&
 				ln -s usr/bin usr/sbin usr/lib . && ln -s sysroot/ostree ostree)
+			[ ! -d tree/usr/lib64 ] || ln -s usr/lib64 tree/
 			ostree admin init-fs --modern sysroot
 			ostree admin os-init --sysroot=sysroot rig
 			ostree --repo=sysroot/ostree/repo config set sysroot.bootloader none
@@ -78,18 +104,20 @@ func (r *Rig) NewCoreOSDisk(pointer []byte) *CoreOSDisk {
 			ostree admin deploy --sysroot=sysroot --os=rig --karg='$ignition_firstboot' --karg=ignition.platform.id=metal rig
 			mv sysroot/boot/* boot && mkdir boot/ignition && touch boot/ignition.firstboot`)
 		r.fatal(os.WriteFile(out, nil, 0o644), "CoreOS")
-		r.fatal(os.Truncate(out, coreOSSize), "CoreOS")
-		r.run(dir, nil, "sh", "-c", `printf "$1" | sfdisk --quiet "$2"`, "sh", coreOSTable, out)
-		for label, offset := range map[string]int{"boot": bootOffset, "sysroot": rootOffset} {
-			r.run(dir, nil, "mkfs.ext4", "-q", "-F", "-L", strings.TrimPrefix(label, "sys"), "-d", label,
-				"-E", fmt.Sprintf("offset=%d", offset), out, "126M")
+		r.fatal(os.Truncate(out, rootOffset+int64(root.size+1)<<20), "CoreOS")
+		r.run(dir, nil, "sh", "-c", `printf "$1" | sfdisk --quiet "$2"`, "sh", table, out)
+		mkfs := func(label, from string, offset, size int) {
+			r.run(dir, nil, "mkfs.ext4", "-q", "-F", "-L", label, "-d", from, "-E", fmt.Sprintf("offset=%d", offset), out,
+				fmt.Sprintf("%dM", size))
 		}
+		mkfs("boot", "boot", bootOffset, bootSize)
+		mkfs("root", "sysroot", rootOffset, root.size-1)
 	})
 	disk, err := os.CreateTemp(r.dir, "coreos-*.img")
 	r.fatal(err, "CoreOS")
 	r.fatal(disk.Close(), "CoreOS")
 	r.run(r.dir, nil, "cp", "--sparse=always", stock, disk.Name())
-	c := &CoreOSDisk{disk.Name(), r}
+	c := &CoreOSDisk{Path: disk.Name(), r: r}
 	c.debugfs("write " + r.text("config.ign", string(pointer)) + " ignition/config.ign")
 	return c
 }

@@ -143,6 +143,22 @@ func (n *Node) ReadFile(path string) string {
 // tokenShape matches the beginning of a JWT: two base64url JSON objects.
 var tokenShape = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
 
+// wholeToken matches a JWT with its signature.
+var wholeToken = regexp.MustCompile(tokenShape.String() + `\.[A-Za-z0-9_-]{10,}`)
+
+// Tokens returns the different tokens on the console, in the journal and on the disk.
+func (n *Node) Tokens() []string {
+	n.r.t.Helper()
+	disk, err := os.ReadFile(n.raw())
+	n.r.fatal(err, "disk")
+	found := wholeToken.FindAllString(n.Console()+n.Journal(), -1)
+	for _, token := range wholeToken.FindAll(disk, -1) {
+		found = append(found, string(token))
+	}
+	sort.Strings(found)
+	return slices.Compact(found)
+}
+
 // HasToken reports whether text contains a string with the form of a token.
 func HasToken(text string) bool { return tokenShape.MatchString(text) }
 

@@ -20,6 +20,9 @@ type Kubelet struct {
 	Held bool
 }
 
+// kubeletMemory is the memory of a machine with a kubelet, in MiB.
+const kubeletMemory = "1024"
+
 // programs returns the programs of the root disk: path in the guest to path here.
 func (k *Kubelet) programs() map[string]string {
 	return map[string]string{

@@ -52,7 +52,7 @@ type VM struct {
 	// GRUB boots shim, GRUB and the kernel from an EFI system partition through OVMF instead.
 	GRUB *GRUB
 	// CoreOS boots this disk, as its boot loader entry says: directly, or with SecureBoot through shim and
-	// GRUB. Initrd, Pointer, Root and LaterBoot do not apply.
+	// GRUB. Initrd, Pointer, Root, Kubelet and LaterBoot do not apply.
 	CoreOS *CoreOSDisk
 	// SecureBoot enables Secure Boot with the snake-oil keys for a UKI, and with Microsoft's otherwise.
 	SecureBoot bool
@@ -137,7 +137,9 @@ func (r *Rig) Boot(vm VM) *Node {
 
 	machine, memory := "q35", "640"
 	if vm.Kubelet != nil {
-		memory = "1024"
+		memory = kubeletMemory
+	} else if vm.CoreOS != nil {
+		memory = cmp.Or(vm.CoreOS.memory, memory)
 	}
 	args := []string{
 		"-accel", "tcg,tb-size=256", "-cpu", processor, "-smp", "1", "-m", memory,

@@ -141,7 +141,7 @@ var unit = regexp.MustCompile(
 	`^\[ *(OK|FAILED) *\] (Finished|Failed to start) .* - (Ignition \(.*\)|.*Machine Config Server.*|.*PCR 11.*)\.$`)
 
 // agentLine matches the agent's own lines, which the journal copies to the console.
-var agentLine = regexp.MustCompile(`mcs-attest-agent\[\d+\]: (.*)$`)
+var agentLine = regexp.MustCompile(`mcs-attest-agent[\w-]*\[\d+\]: (.*)$`)
 
 // Console prints the lines of the node that are relevant for the demo.
 func (s *Stage) Console(line string) {

@@ -25,13 +25,13 @@ func stock(s *stage.Stage) {
 
 	s.Rule("a new machine is switched on: the stand-in for CoreOS, as the installer leaves it")
 	tpm := r.NewTPM()
-	disk := r.NewCoreOSDisk(v.Pointer("worker"))
+	disk := r.NewStockDisk(v.Pointer("worker"), nil)
 	first := r.Boot(rig.VM{Name: "first", TPM: tpm, CoreOS: disk, OnLine: s.Console})
-	first.WaitFor(`^mcs-attest: .*; trying again in `)
+	first.WaitFor(`mcs-attest: .*; trying again in `)
 
 	s.Rule("it waits with the pre-approved config; an administrator enrolls its TPM's key")
 	v.Enroll("worker-0", "worker", tpm)
-	first.WaitFor(`^mcs-attest: .*; rebooting, so that Ignition applies it$`)
+	first.WaitFor(`mcs-attest: .*; rebooting, so that Ignition applies it$`)
 	first.Wait()
 
 	s.Rule("its second boot: Ignition applies the full config from /boot")
