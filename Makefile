@@ -56,7 +56,16 @@ test: deps tools build ## everything: lint, size, unit, integration, swtpm, boot
 
 .PHONY: soak
 soak: export MCS_ATTEST_SOAK := 1
-soak: test ## the same with many repetitions: 500 machines, 100 000 generated requests
+soak: test simulation ## the same with many repetitions: 500 machines, 100 000 generated requests, SEEDS of the simulation
+
+SEEDS ?= 10000
+.PHONY: simulation
+simulation: ## SEEDS runs of the simulation, and the bugs that it must find
+	@go test -vet=off -c -o bin/simulation.test ./verifier/internal/simulation
+	@seq 1 250 $(SEEDS) | xargs -P "$$(nproc)" -I{} env GOMAXPROCS=1 bin/simulation.test -test.timeout=0 \
+		'-test.run=^TestSimulation$$' -simulation.first={} -simulation.seeds=250
+	@go test -vet=off -count=1 -timeout=0 -run '^TestPlantedBugs$$' ./verifier/internal/simulation \
+		-simulation.planted=1000
 
 .PHONY: unit
 unit: ## the Go tests without the race detector, API servers and boot scenarios

@@ -28,6 +28,10 @@ type Parts struct {
 	Audit        *audit.Log
 	Clouds       *clouds.Clouds // nil in a process that does not serve machines
 
+	// Transport, if set, sends the requests to the API server and the Machine Config Server instead of the network.
+	// Only tests set it.
+	Transport http.RoundTripper
+
 	// Page is the web page; nil unless the configuration asks for it. A backend whose operators' listener cannot
 	// authenticate its readers serves it itself.
 	Page http.Handler

@@ -29,6 +29,9 @@ func (s *Server) upstream(ctx context.Context) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.Transport != nil {
+		return s.proxy(ctx, target, s.Transport), nil
+	}
 	return s.proxy(ctx, target, &trusting{make: s.toUpstream, roots: roots}), nil
 }
 

@@ -92,6 +92,7 @@ func New(p *backend.Parts) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	api.Transport = p.Transport
 	k := &Process{parts: p, api: api, cached: map[client.Object]cache.ByObject{}}
 	if k.identity, err = identity(); err != nil {
 		return nil, err

@@ -57,6 +57,7 @@ func New(p *backend.Parts) (*Front, error) {
 	if err != nil {
 		return nil, err
 	}
+	api.Transport = p.Transport
 	b := &Front{parts: p}
 	dyn, err := dynamic.NewForConfig(api)
 	if err != nil {

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// ledger remembers what truly happened, and checks the invariants. A restore of etcd does not change it.
+type ledger struct {
+	mu          sync.Mutex
+	enrolled    map[string]map[string]bool // EKs that an administrator enrolled, by the UID of the Machine
+	quarantined map[string]bool            // UIDs of Machines that an administrator quarantined
+	joined      map[string]time.Time       // when a Machine first had a Node, by UID
+	served      map[string]int32           // configs, by the id of the token
+	holder      map[string]string          // the UID of the Machine whose record has an EK
+	restored    time.Time                  // the last restore of etcd
+	violations  []string
+}
+
+func newLedger() *ledger {
+	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]bool{}, joined: map[string]time.Time{},
+		served: map[string]int32{}, holder: map[string]string{}}
+}
+
+// violated records a violation. The caller holds the lock.
+func (l *ledger) violated(format string, a ...any) {
+	l.violations = append(l.violations, fmt.Sprintf(format, a...))
+}
+
+// found returns the violations, and the number of configs that the gates served.
+func (l *ledger) found() (violations []string, served int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.served {
+		served += n
+	}
+	return slices.Clone(l.violations), served
+}
+
+// committed receives each write.
+func (l *ledger) committed(c change) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch orOf(c).kind.resource {
+	case "machines":
+		l.machine(c)
+	case "machineattestations":
+		l.record(c)
+	case "identityclaims":
+		l.claim(c)
+	}
+}
+
+// orOf returns the state after a change, or the last one.
+func orOf(c change) *object {
+	if c.after != nil {
+		return c.after
+	}
+	return c.before
+}
+
+func (l *ledger) machine(c change) {
+	uid := text(orOf(c).meta(), "uid")
+	if c.after == nil {
+		for ek, holder := range l.holder {
+			if holder == uid {
+				delete(l.holder, ek)
+			}
+		}
+		return
+	}
+	if section(section(c.after.content, "status"), "nodeRef") != nil && l.joined[uid].IsZero() {
+		l.joined[uid] = c.at
+	}
+	all := l.enrolled[uid]
+	if all == nil {
+		all = map[string]bool{}
+		l.enrolled[uid] = all
+	}
+	for _, ek := range strings.Split(text(section(c.after.meta(), "annotations"), v1alpha1.AnnotationEKSHA256), ",") {
+		all[ek] = true
+	}
+}
+
+// latched is how long the controller may need to write into a record that the Machine joined, and noticed how long a
+// process may need to notice a restore of etcd.
+const (
+	latched = 4 * time.Minute
+	noticed = time.Minute
+)
+
+// record checks a write of a record:
+//
+//   - a token is issued, and a use of it is counted, only while the record has no quarantine. That is also so if a
+//     restore of etcd removed the quarantine
+//   - a joined record stays joined, unless it has a grant
+//   - a Machine that had a Node gets no token, even if it has no Node now
+//   - the identity of a record never changes, and an administrator enrolled it for this Machine
+//   - two Machines that exist never have one identity
+//   - a token has no more uses than it allows
+func (l *ledger) record(c change) {
+	if c.after == nil {
+		return
+	}
+	after, err := decodeRecord(c.after)
+	if err != nil {
+		l.violated("%s writes a record that cannot be decoded: %v", c.by, err)
+		return
+	}
+	var before v1alpha1.MachineAttestation
+	if c.before != nil {
+		if before, err = decodeRecord(c.before); err != nil {
+			return
+		}
+	}
+	s, was, uid := after.Status, before.Status, after.Status.MachineUID
+	issued := s.Token != nil && (was.Token == nil || was.Token.ID != s.Token.ID)
+	used := s.Token != nil && was.Token != nil && was.Token.ID == s.Token.ID && s.Token.Uses > was.Token.Uses
+	if (issued || used) && (before.Spec.Quarantined || was.Quarantined) {
+		l.violated("%s grants a config to %s, whose record is quarantined", c.by, uid)
+	}
+	if (issued || used) && l.quarantined[uid] && time.Since(l.restored) > noticed {
+		l.violated("%s grants a config to %s, which was quarantined", c.by, uid)
+	}
+	if at := l.joined[uid]; (issued || used) && !at.IsZero() && c.at.Sub(at) > latched && before.Spec.Reattest == nil &&
+		time.Since(l.restored) > noticed {
+		l.violated("%s grants a config to %s, which had a Node", c.by, uid)
+	}
+	if used && was.Phase == v1alpha1.PhaseJoined {
+		l.violated("%s redeems a token of %s, which joined", c.by, uid)
+	}
+	if s.Token != nil && s.Token.Uses > s.Token.MaxUses {
+		l.violated("%s counts %d uses of a token that has %d", c.by, s.Token.Uses, s.Token.MaxUses)
+	}
+	if was.Phase == v1alpha1.PhaseJoined && s.Phase != v1alpha1.PhaseJoined && before.Spec.Reattest == nil {
+		l.violated("%s makes %s, which joined, %s without a grant", c.by, uid, s.Phase)
+	}
+	if c.by == "admin" && after.Spec.Quarantined {
+		l.quarantined[after.Name] = true
+	}
+	ek := s.Identity.EKSHA256
+	if ek == "" {
+		return
+	}
+	if was.Identity.EKSHA256 != "" && was.Identity.EKSHA256 != ek {
+		l.violated("%s replaces the identity of %s", c.by, uid)
+	}
+	if !l.enrolled[uid][ek] {
+		l.violated("%s gives %s an identity that no administrator enrolled for it", c.by, uid)
+	}
+	if holder := l.holder[ek]; holder != "" && holder != uid {
+		l.violated("%s gives the identity of %s to %s", c.by, holder, uid)
+	}
+	l.holder[ek] = uid
+}
+
+// claim checks that a claim never changes its Machine.
+func (l *ledger) claim(c change) {
+	if c.before == nil || c.after == nil {
+		return
+	}
+	was, is := text(section(c.before.content, "spec"), "machineUID"), text(section(c.after.content, "spec"), "machineUID")
+	if was != is {
+		l.violated("%s moves a claim from %s to %s", c.by, was, is)
+	}
+}
+
+func decodeRecord(o *object) (a v1alpha1.MachineAttestation, err error) {
+	err = json.Unmarshal(o.raw, &a)
+	return a, err
+}
+
+// tokenClaims are the claims of a token that the ledger needs.
+type tokenClaims struct {
+	ID         string `json:"jti"`
+	MachineUID string `json:"machine_uid"`
+}
+
+func claimsOf(token string) (c tokenClaims) {
+	if parts := strings.Split(token, "."); len(parts) == 3 {
+		raw, _ := base64.RawURLEncoding.DecodeString(parts[1])
+		_ = json.Unmarshal(raw, &c) // the zero claims name no Machine
+	}
+	return c
+}
+
+// uses is the number of configs that a token of the policy allows.
+const uses = 3
+
+// serve receives each config that a gate served for a token.
+func (l *ledger) serve(token string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := claimsOf(token)
+	if l.served[c.ID]++; l.served[c.ID] > uses {
+		l.violated("token %s of %s served %d configs", c.ID, c.MachineUID, l.served[c.ID])
+	}
+}

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/softtpmtest"
+)
+
+const (
+	// faults is how long anything may fail, and calm how long an honest machine may need after that.
+	faults = 6 * time.Minute
+	calm   = 6 * time.Minute
+	// replicas is the number of fronts, and fleet that of machines.
+	replicas = 3
+	fleet    = 5
+)
+
+// life is a cluster during its faults, and after them.
+type life struct {
+	*world
+	ledger *ledger
+	ctx    context.Context
+
+	mu     sync.Mutex
+	fronts []*process
+	tokens []string // that a thief copied
+	in     map[string]bool
+	out    map[string]bool // machines that need not get in
+	actors sync.WaitGroup
+}
+
+func between(r *rand.Rand, low, high time.Duration) time.Duration {
+	return low + time.Duration(r.Int64N(int64(high-low)))
+}
+
+// live runs the whole life. It returns the violations of the invariants, and the number of configs that the gates
+// served.
+func (w *world) live(ctx context.Context) (violations []string, served int32, err error) {
+	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{}}
+	w.server.committed = l.ledger.committed
+	began := time.Now()
+	for i := range replicas {
+		name := fmt.Sprintf("front-%d", i)
+		p, err := w.front(ctx, name, w.skew(name))
+		if err != nil {
+			return nil, 0, err
+		}
+		l.fronts = append(l.fronts, p)
+		l.actors.Go(func() { l.restarts(i) })
+	}
+	c, err := w.controller(ctx, "controller", w.skew("controller"))
+	if err != nil {
+		return nil, 0, err
+	}
+	l.actors.Go(func() { l.weather(c) })
+	for i := range fleet {
+		l.actors.Go(func() { l.machineLife(fmt.Sprintf("worker-%d", i)) })
+	}
+	l.actors.Go(func() { l.restore() })
+	l.actors.Go(func() { l.thief() })
+	l.actors.Go(func() { l.stranger() })
+	l.actors.Wait()
+	time.Sleep(time.Until(began.Add(faults + calm)))
+	for i := range fleet {
+		if name := fmt.Sprintf("worker-%d", i); !l.in[name] && !l.out[name] {
+			l.ledger.mu.Lock()
+			l.ledger.violated("%s is honest and did not get its config within %v after the faults", name, calm)
+			l.ledger.mu.Unlock()
+		}
+	}
+	for _, p := range append(l.fronts, c) {
+		p.end()
+	}
+	violations, served = l.ledger.found()
+	return violations, served, nil
+}
+
+// end stops a process and frees what it has.
+func (p *process) end() {
+	p.stop()
+	if p.server != nil {
+		_ = p.server.Close()
+	}
+}
+
+// skew returns the error of a process's clock.
+func (w *world) skew(name string) time.Duration {
+	return between(w.dice.roll("skew of "+name), -4*time.Minute, 4*time.Minute)
+}
+
+func (l *life) pick(r *rand.Rand) *process {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fronts[r.IntN(len(l.fronts))]
+}
+
+// over reports whether the faults are over.
+func (l *life) over() bool { return time.Since(epoch) > faults }
+
+// weather changes what fails, for one process after another. A partition lasts less than a minute.
+func (l *life) weather(controller *process) {
+	r := l.dice.roll("weather")
+	for !l.over() {
+		l.mu.Lock()
+		all := append([]*process{controller}, l.fronts...)
+		l.mu.Unlock()
+		w := weather{slow: r.Float64() / 20}
+		switch r.IntN(6) {
+		case 0:
+			w.cut = true
+		case 1:
+			w.lost = r.Float64() / 3
+		case 2:
+			w.reset, w.throttle = r.Float64()/5, r.Float64()/5
+		case 3:
+			w.broken = r.Float64() / 4
+		}
+		p := all[r.IntN(len(all))]
+		p.client.set(w)
+		if r.IntN(6) == 0 {
+			l.server.compact()
+		}
+		time.Sleep(between(r, 5*time.Second, 40*time.Second))
+		if w.cut {
+			p.client.set(weather{})
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range append([]*process{controller}, l.fronts...) {
+		p.client.set(weather{})
+	}
+}
+
+// restarts restarts a front.
+func (l *life) restarts(i int) {
+	r := l.dice.roll(fmt.Sprint("restarts of ", i))
+	for n := 1; ; n++ {
+		time.Sleep(between(r, 30*time.Second, 5*time.Minute))
+		if l.over() {
+			return
+		}
+		l.mu.Lock()
+		old := l.fronts[i]
+		l.mu.Unlock()
+		if r.IntN(2) == 0 {
+			old.crash()
+		}
+		old.end()
+		time.Sleep(between(r, time.Second, 20*time.Second))
+		name := fmt.Sprintf("front-%d", i)
+		next, err := l.front(l.ctx, name, l.skew(name))
+		if err != nil {
+			panic(err)
+		}
+		l.mu.Lock()
+		l.fronts[i] = next
+		l.mu.Unlock()
+	}
+}
+
+// machineLife is a machine that boots, joins, and is perhaps quarantined.
+func (l *life) machineLife(name string) {
+	r := l.dice.roll("life of " + name)
+	time.Sleep(between(r, 0, faults/2))
+	m, err := l.machine(name)
+	if err != nil {
+		panic(err)
+	}
+	uid := text(l.server.get(named("machines"), machines, name).meta(), "uid")
+	switch r.IntN(6) {
+	case 0, 1:
+		l.excuse(name)
+		l.actors.Go(func() { l.quarantine(uid, l.dice.roll("quarantine of "+name)) })
+	case 2:
+		l.excuse(name)
+		l.actors.Go(func() { l.rival(name, m) })
+	}
+	for end := epoch.Add(faults + calm); time.Now().Before(end); time.Sleep(between(r, time.Second, 20*time.Second)) {
+		token, err := l.attest(l.ctx, m, l.pick(r))
+		if err != nil {
+			continue
+		}
+		l.mu.Lock()
+		l.tokens = append(l.tokens, token)
+		l.mu.Unlock()
+		for range 4 {
+			if status, _, err := l.fetch(l.ctx, m, l.pick(r), token); err == nil && status == 200 {
+				l.ledger.serve(token)
+				l.joins(name, m, r)
+				return
+			}
+			time.Sleep(between(r, time.Second, 5*time.Second))
+		}
+	}
+}
+
+// excuse lets a machine stay out.
+func (l *life) excuse(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.out[name] = true
+}
+
+// rival is a second TPM that an administrator enrolls for the Machine. The first of the two to attest is the Machine's.
+func (l *life) rival(name string, m *machine) {
+	r := l.dice.roll("rival of " + name)
+	tpm, err := softtpmtest.New()
+	if err != nil {
+		panic(err)
+	}
+	l.enroll(name, m.tpm, tpm)
+	own := &machine{name: name + "-rival", address: "198.51.100.3:40000", tpm: tpm}
+	for !l.over() {
+		time.Sleep(between(r, time.Second, 30*time.Second))
+		if token, err := l.attest(l.ctx, own, l.pick(r)); err == nil {
+			l.mu.Lock()
+			l.tokens = append(l.tokens, token)
+			l.mu.Unlock()
+		}
+	}
+}
+
+// enroll enrolls TPMs for a Machine.
+func (l *life) enroll(name string, tpms ...*softtpmtest.TPM) {
+	var all []string
+	for _, tpm := range tpms {
+		all = append(all, hex.EncodeToString(tpm.EKSPKI[:]))
+	}
+	_, _ = l.server.change(write{by: "admin", kind: named("machines"), namespace: machines, name: name},
+		func(now fields) (fields, error) {
+			section(now, "metadata")["annotations"] = fields{v1alpha1.AnnotationEKSHA256: strings.Join(all, ",")}
+			return now, nil
+		})
+}
+
+// replace moves the TPM of a machine that joined to another Machine, as a mistake of an administrator, and removes the
+// first one's Node. Neither may get a config.
+func (l *life) replace(name string, m *machine, r *rand.Rand) {
+	_, _ = l.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
+		sub: "status"}, func(now fields) (fields, error) {
+		now["status"] = fields{"phase": "Provisioned"}
+		return now, nil
+	})
+	if r.IntN(2) == 0 {
+		other, err := l.machine(name + "-other")
+		if err != nil {
+			panic(err)
+		}
+		l.enroll(name)
+		l.enroll(other.name, m.tpm)
+	}
+	for range 4 {
+		time.Sleep(between(r, time.Second, 30*time.Second))
+		_, _ = l.attest(l.ctx, m, l.pick(r)) // the ledger sees what is written
+	}
+}
+
+// restore takes a backup of etcd, and restores it later in some of the runs. Then an administrator acknowledges that.
+func (l *life) restore() {
+	r := l.dice.roll("restore")
+	if r.IntN(3) > 0 {
+		return
+	}
+	time.Sleep(between(r, time.Minute, 4*time.Minute))
+	backup := l.server.backup()
+	time.Sleep(between(r, 5*time.Second, time.Minute))
+	l.mu.Lock()
+	for i := range fleet { // its Machine may be lost, or its quarantine
+		l.out[fmt.Sprintf("worker-%d", i)] = true
+	}
+	l.mu.Unlock()
+	l.ledger.mu.Lock()
+	l.ledger.restored = time.Now()
+	l.ledger.mu.Unlock()
+	l.server.restore(backup)
+	time.Sleep(between(r, time.Minute, 3*time.Minute))
+	_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
+		func(now fields) (fields, error) {
+			section(now, "metadata")["annotations"] = fields{
+				"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
+			return now, nil
+		})
+}
+
+// joins is what follows when a machine has its config. Then the machine tries to get another one.
+func (l *life) joins(name string, m *machine, r *rand.Rand) {
+	l.mu.Lock()
+	l.in[name] = true
+	l.mu.Unlock()
+	time.Sleep(between(r, 10*time.Second, time.Minute))
+	_, err := l.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
+		sub: "status"}, func(now fields) (fields, error) {
+		now["status"] = fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}}
+		return now, nil
+	})
+	if err != nil {
+		return
+	}
+	for range 3 {
+		time.Sleep(between(r, time.Second, time.Minute))
+		if token, err := l.attest(l.ctx, m, l.pick(r)); err == nil {
+			if status, _, err := l.fetch(l.ctx, m, l.pick(r), token); err == nil && status == 200 {
+				l.ledger.serve(token)
+			}
+		}
+	}
+	if r.IntN(2) == 0 {
+		time.Sleep(latched)
+		l.replace(name, m, r)
+	}
+}
+
+// quarantine quarantines a Machine by its record.
+func (l *life) quarantine(uid string, r *rand.Rand) {
+	time.Sleep(between(r, 0, 2*time.Minute))
+	for range 60 {
+		_, err := l.server.change(write{by: "admin", kind: named("machineattestations"), namespace: machines, name: uid},
+			func(now fields) (fields, error) {
+				spec := section(now, "spec")
+				if spec == nil {
+					spec = fields{}
+					now["spec"] = spec
+				}
+				spec["quarantined"] = true
+				return now, nil
+			})
+		if err == nil {
+			return
+		}
+		time.Sleep(5 * time.Second)
+	}
+}
+
+// thief presents tokens of others.
+func (l *life) thief() {
+	m := &machine{name: "thief", address: "198.51.100.1:40000"}
+	for r := l.dice.roll("thief"); !l.over(); time.Sleep(between(r, time.Second, 20*time.Second)) {
+		l.mu.Lock()
+		token := ""
+		if n := len(l.tokens); n > 0 {
+			token = l.tokens[r.IntN(n)]
+		}
+		l.mu.Unlock()
+		if token == "" {
+			continue
+		}
+		if status, _, err := l.fetch(l.ctx, m, l.pick(r), token); err == nil && status == 200 {
+			l.ledger.serve(token)
+		}
+	}
+}
+
+// stranger attests with a TPM that no administrator enrolled.
+func (l *life) stranger() {
+	tpm, err := softtpmtest.New()
+	if err != nil {
+		panic(err)
+	}
+	m := &machine{name: "stranger", address: "198.51.100.2:40000", tpm: tpm}
+	for r := l.dice.roll("stranger"); !l.over(); time.Sleep(between(r, 5*time.Second, 40*time.Second)) {
+		if token, err := l.attest(l.ctx, m, l.pick(r)); err == nil {
+			l.ledger.mu.Lock()
+			l.ledger.violated("a stranger gets the token %s", claimsOf(token).ID)
+			l.ledger.mu.Unlock()
+		}
+	}
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// planted are bugs that the simulation must find. Each replaces a text of the product that occurs once. The overlay of
+// a build has it, so no file of the product names a bug.
+var planted = []struct {
+	name, file, text, by string
+}{
+	{"a record is written without its version", "verifier/internal/kube/records/object.go",
+		"client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{})", "client.MergeFrom(o)"},
+	{"a claim of another Machine counts", "verifier/internal/kube/records/claims.go",
+		"if !kerrors.IsAlreadyExists(err) {", "if kerrors.IsAlreadyExists(err) {\n return nil, nil\n}\nif err != nil {"},
+	{"a quarantine does not stop a redemption", "pkg/record/record.go",
+		"if rec.Status.Quarantined || rec.Spec.Quarantined {", "if false {"},
+	{"a quarantine in a record does not stop an attestation", "pkg/record/record.go",
+		"if a.Machine.Quarantined() || s.Quarantined || next.Spec.Quarantined {", "if a.Machine.Quarantined() {"},
+	{"a token has one use more", "pkg/record/record.go",
+		"if rec.Status.Token.Uses >= rec.Status.Token.MaxUses {", "if rec.Status.Token.Uses > rec.Status.Token.MaxUses {"},
+	{"a joined machine needs no grant", "pkg/record/record.go",
+		`return reason.Deny(reason.MachineJoined, "Machine %s joined and has no grant", m)`, "return nil"},
+	{"another identity replaces the recorded one", "pkg/record/record.go",
+		"if err := sameIdentity(s.Identity, a.Identity); err != nil {",
+		"s.Identity = a.Identity\nif err := sameIdentity(s.Identity, a.Identity); err != nil {"},
+	{"a join is not latched", "pkg/record/compare.go",
+		"case joined && s.Exists && !s.Joined && !m.Granted(now):", "case false:"},
+	{"a served use is returned", "verifier/internal/redeem/redeem.go",
+		"r.unserved.remove(c.ID, before)", "r.markUnserved(ctx, c, id)"},
+	{"a restore of etcd loses the latches", "verifier/internal/kube/restore/guard.go",
+		"latches := maps.Clone(m.Latches)", "latches := map[string]rule.Latch{}"},
+}
+
+var findPlanted = flag.Uint64("simulation.planted", 0,
+	"the maximum number of seeds to find each planted bug; 0: do not run")
+
+var foundSeed = regexp.MustCompile(`--- FAIL: TestSimulation/(\d+)`)
+
+// TestPlantedBugs checks that each bug still fits the product. With -simulation.planted it also runs seeds until each
+// bug is found. That builds the verifier once for each bug.
+func TestPlantedBugs(t *testing.T) {
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bug := range planted {
+		t.Run(bug.name, func(t *testing.T) {
+			at := filepath.Join(root, bug.file)
+			raw, err := os.ReadFile(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(string(raw), bug.text); n != 1 {
+				t.Fatalf("%s has the text %d times", bug.file, n)
+			}
+			if *findPlanted > 0 {
+				find(t, at, strings.Replace(string(raw), bug.text, bug.by, 1))
+			}
+		})
+	}
+}
+
+// find fails if the simulation does not find a bug: content in place of a file.
+func find(t *testing.T, file, content string) {
+	t.Helper()
+	dir := t.TempDir()
+	changed, overlay, binary := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"),
+		filepath.Join(dir, "simulation.test")
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{file: changed}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(changed, []byte(content), 0o600), os.WriteFile(overlay, list, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "test", "-vet=off", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err = exec.Command(binary, "-test.run=^TestSimulation$", "-test.failfast",
+		"-simulation.seeds="+strconv.FormatUint(*findPlanted, 10)).CombinedOutput()
+	found := foundSeed.FindStringSubmatch(string(out))
+	if err == nil || found == nil {
+		t.Fatalf("not found in %d seeds: %v\n%.2000s", *findPlanted, err, out)
+	}
+	t.Logf("found by seed %s:\n%.1000s", found[1], out)
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:debug randseednop=0
+
+package simulation
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	mathrand "math/rand"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/cryptotest"
+	"testing/synctest"
+	"time"
+
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+)
+
+var (
+	first   = flag.Uint64("simulation.first", 1, "the first seed")
+	seeds   = flag.Uint64("simulation.seeds", 40, "the number of seeds")
+	verbose = flag.Bool("simulation.trace", false, "print the trace and the logs of the processes")
+)
+
+// run runs one seed in a bubble and returns the number of configs that the gates served.
+func run(t *testing.T, f *fixtures, seed uint64) (served int32) {
+	t.Helper()
+	log, print := slog.New(slog.DiscardHandler), (func(string))(nil)
+	if *verbose {
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		print = func(line string) { fmt.Fprint(os.Stderr, line) }
+	}
+	kube.SetLogger(log)
+	defer watchdog()()
+	synctest.Test(t, func(t *testing.T) {
+		cryptotest.SetGlobalRandom(t, seed)
+		mathrand.Seed(int64(seed)) //nolint:staticcheck // SA1019: the jitter of client-go has no other seed
+		utilrand.Seed(int64(seed))
+		w, err := newWorld(f, seed, log, print)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		violations, configs, err := w.live(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range violations {
+			t.Error(v)
+		}
+		served = configs
+	})
+	return served
+}
+
+// TestSimulation runs each seed and checks the invariants of the ledger.
+func TestSimulation(t *testing.T) {
+	f, err := newFixtures(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var served int32
+	for seed := *first; seed < *first+*seeds; seed++ {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			began := time.Now()
+			served += run(t, f, seed)
+			t.Logf("seed %d took %v", seed, time.Since(began))
+		})
+	}
+	if served == 0 {
+		t.Error("no machine got a config")
+	}
+}
+
+// watchdog reports a run that does not end within five minutes. A goroutine of a bubble that waits for a lock, or for a
+// channel from outside, stops the time of its bubble.
+func watchdog() (stop func()) {
+	ended := make(chan struct{})
+	go func() {
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Minute):
+			stacks := make([]byte, 8<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			for _, one := range strings.Split(string(stacks), "\n\n") {
+				if strings.Contains(one, "synctest bubble") && !strings.Contains(one, "durable") {
+					fmt.Fprintln(os.Stderr, one)
+				}
+			}
+			panic("a run does not end; its goroutines that are not durably blocked are above")
+		}
+	}()
+	return func() { close(ended) }
+}
