@@ -187,7 +187,7 @@ func current(t testing.TB, o map[string]any) map[string]any {
 	return find("users", "user", find("contexts", "context", o["current-context"])["user"])
 }
 
-// exchanged checks all guarantees of With.
+// exchanged checks all guarantees of With, and of Without if token is empty.
 func exchanged(t testing.TB, before []byte, token string) []byte {
 	t.Helper()
 	kept := bytes.Clone(before)
@@ -196,6 +196,9 @@ func exchanged(t testing.TB, before []byte, token string) []byte {
 		t.Fatalf("Find: %v, %v", slot, err)
 	}
 	parts, err := slot.With(before, secret.New([]byte(token)))
+	if token == "" {
+		parts, err = slot.Without(before)
+	}
 	if err != nil {
 		t.Fatalf("With: %v", err)
 	}
@@ -300,6 +303,7 @@ func TestWith_ChangesOnlyTheTokenOfTheKubeconfig(t *testing.T) {
 				after := exchanged(t, before, token)
 				exchanged(t, after, shared) // and again, as a second gate in a chain does
 			}
+			exchanged(t, before, "")
 		})
 	}
 }

@@ -109,6 +109,24 @@ func TestConfig_HasTheMachinesOwnCredential(t *testing.T) {
 	}
 }
 
+// The kubelet of a machine that has its node's certificate needs no credential.
+func TestConfig_OfACertifiedMachineHasNoCredential(t *testing.T) {
+	f := newFixture()
+	f.Upstream = serve(withKubeconfig(sharedToken))
+	f.Credentials = &published{get: func(token.Claims) (*credential.Credential, error) {
+		return &credential.Credential{Key: "k1"}, nil
+	}}
+	res := f.do(t, get("/config/worker", good))
+	got, rest := served(t, res)
+	_, before := served(t, newServed(t, withKubeconfig(sharedToken)))
+	if res.StatusCode != 200 || got != "" || rest != before {
+		t.Errorf("%d, token %q, the rest is\n%s", res.StatusCode, got, rest)
+	}
+	if f.redeem.own == nil || f.redeem.own.Key != "k1" {
+		t.Errorf("redeemed with %+v", f.redeem.own)
+	}
+}
+
 func TestCredentials_OnlyForTokensOfMachines(t *testing.T) {
 	for _, c := range []struct {
 		name    string

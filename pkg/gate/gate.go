@@ -345,7 +345,12 @@ func (g *gate) exchange(r *request, res *answer) (*credential.Credential, error)
 	if err != nil {
 		return nil, err
 	}
-	if res.parts, err = res.slot.With(res.parts[0], own.Token); err != nil {
+	if own.Key != "" {
+		res.parts, err = res.slot.Without(res.parts[0])
+	} else {
+		res.parts, err = res.slot.With(res.parts[0], own.Token)
+	}
+	if err != nil {
 		return nil, reason.Wrap(reason.UpstreamInvalid, err, "replace the credential of the config's kubeconfig")
 	}
 	return own, nil

@@ -85,6 +85,8 @@ const (
 	CSRAddress               = Code(mcsattestv1.Reason_REASON_CSR_ADDRESS)
 	CSRLimit                 = Code(mcsattestv1.Reason_REASON_CSR_LIMIT)
 	CSRDisabled              = Code(mcsattestv1.Reason_REASON_CSR_DISABLED)
+	NodeNameUnknown          = Code(mcsattestv1.Reason_REASON_NODE_NAME_UNKNOWN)
+	CertifyTicketInvalid     = Code(mcsattestv1.Reason_REASON_CERTIFY_TICKET_INVALID)
 )
 
 // all is every code in ascending order.
@@ -164,6 +166,8 @@ var all = []Code{
 	CSRAddress,
 	CSRLimit,
 	CSRDisabled,
+	NodeNameUnknown,
+	CertifyTicketInvalid,
 }
 
 // table is read-only.
@@ -410,4 +414,11 @@ var table = map[Code]Info{
 	CSRDisabled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRDisabled",
 		"An administrator disabled the approval of client certificates.",
 		"Approve by hand, or enable it again in the approver's ConfigMap (mcs-attest-approver)."),
+	NodeNameUnknown: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "NodeNameUnknown",
+		"The Machine has no name for its Node yet.",
+		"Wait until the Machine's status.addresses has an InternalDNS address. If it never will, set credential.mode "+
+			"to CertificateOrToken."),
+	CertifyTicketInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "CertifyTicketInvalid",
+		"The request for the node's certificate has no valid ticket, or comes over another connection.",
+		"Nothing to do. Only a machine that just attested may request its certificate."),
 }

@@ -5,6 +5,7 @@ package seal
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -20,15 +21,80 @@ type Ticket struct {
 	Expiry     time.Time `json:"exp"`
 }
 
-// ticket is added to the algorithm of a sealed ticket. The sum is additional data, so neither a ticket nor a challenge
-// opens as the other.
-const ticket = 0x80
+// CertifyTicket authorizes a machine's request for its node's certificate. It is valid only on the
+// connection of the attestation, and only for the attested key.
+type CertifyTicket struct {
+	MachineUID string `json:"uid"`
+	// TokenID is the ID of the attestation token that was issued with the ticket.
+	TokenID string `json:"token"`
+	// KeySHA256 is the hash of the attested key's SubjectPublicKeyInfo, in hexadecimal.
+	KeySHA256 string `json:"key"`
+	// Exporter is the TLS exporter of the connection. It is empty under the binding "terminated".
+	Exporter []byte    `json:"exporter,omitempty"`
+	Expiry   time.Time `json:"exp"`
+}
+
+// One of these is added to the algorithm of a sealed ticket. The sum is additional data, so neither a
+// ticket of another kind nor a challenge opens as the other.
+const (
+	ticket        = 0x80
+	certifyTicket = 0x40
+)
+
+var (
+	errNoTicket = errors.New("not a ticket of this kind")
+	errForged   = errors.New("it does not authenticate")
+)
 
 // maxTicket limits the text of a sealed ticket, in bytes.
 const maxTicket = 1024
 
 // SealTicket encrypts t with the ring's current key and returns it as base64url text.
 func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error) {
+	return r.sealText(rand, now, ticket, t)
+}
+
+// OpenTicket decrypts a ticket from the network. Every error, including an expired ticket, is
+// ReportTicketInvalid.
+func (r Ring) OpenTicket(now time.Time, text string) (Ticket, error) {
+	var t Ticket
+	err := r.openText(ticket, text, &t)
+	if err == nil {
+		err = unexpired(now, t.Expiry)
+	}
+	if err != nil {
+		return Ticket{}, reason.Wrap(reason.ReportTicketInvalid, err, "ticket")
+	}
+	return t, nil
+}
+
+// SealCertifyTicket encrypts t with the ring's current key and returns it as base64url text.
+func (r Ring) SealCertifyTicket(rand io.Reader, now time.Time, t CertifyTicket) (string, error) {
+	return r.sealText(rand, now, certifyTicket, t)
+}
+
+// OpenCertifyTicket decrypts a ticket from the network. Every error, including an expired ticket,
+// is CertifyTicketInvalid. The caller must compare the exporter with that of its connection.
+func (r Ring) OpenCertifyTicket(now time.Time, text string) (CertifyTicket, error) {
+	var t CertifyTicket
+	err := r.openText(certifyTicket, text, &t)
+	if err == nil {
+		err = unexpired(now, t.Expiry)
+	}
+	if err != nil {
+		return CertifyTicket{}, reason.Wrap(reason.CertifyTicketInvalid, err, "ticket")
+	}
+	return t, nil
+}
+
+func unexpired(now, expiry time.Time) error {
+	if now.After(expiry) {
+		return fmt.Errorf("expired at %s", expiry.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+func (r Ring) sealText(rand io.Reader, now time.Time, kind byte, t any) (string, error) {
 	key, err := r.current(now)
 	if err != nil {
 		return "", err
@@ -43,7 +109,7 @@ func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error
 		return "", fmt.Errorf("encode ticket: %w", err)
 	}
 	out := make([]byte, header+aead.NonceSize())
-	out[0] = ticket + alg
+	out[0] = kind + alg
 	copy(out[1:header], key.ID[:])
 	if _, err := io.ReadFull(rand, out[header:]); err != nil {
 		return "", fmt.Errorf("seal ticket: %w", err)
@@ -52,30 +118,21 @@ func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error
 	return base64.RawURLEncoding.EncodeToString(out), nil
 }
 
-// OpenTicket decrypts a ticket from the network. Every error, including an expired ticket, is
-// ReportTicketInvalid.
-func (r Ring) OpenTicket(now time.Time, text string) (Ticket, error) {
-	var t Ticket
+func (r Ring) openText(kind byte, text string, t any) error {
 	if len(text) > maxTicket {
-		return t, reason.Deny(reason.ReportTicketInvalid, "ticket of %d bytes", len(text))
+		return fmt.Errorf("ticket of %d bytes", len(text))
 	}
 	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	if err != nil || len(raw) < header+nonceSize || raw[0] != ticket+xchacha && raw[0] != ticket+aesGCM {
-		return t, reason.Deny(reason.ReportTicketInvalid, "not a ticket")
+	if err != nil || len(raw) < header+nonceSize || raw[0] != kind+xchacha && raw[0] != kind+aesGCM {
+		return errNoTicket
 	}
-	aead, err := r.byID(raw[0]-ticket, raw[1:header])
+	aead, err := r.byID(raw[0]-kind, raw[1:header])
 	if err != nil {
-		return t, reason.Wrap(reason.ReportTicketInvalid, err, "ticket")
+		return err
 	}
 	plain, err := aead.Open(nil, raw[header:header+aead.NonceSize()], raw[header+aead.NonceSize():], raw[:header])
 	if err != nil {
-		return t, reason.Deny(reason.ReportTicketInvalid, "ticket does not authenticate")
+		return errForged
 	}
-	if err := json.Unmarshal(plain, &t); err != nil {
-		return Ticket{}, reason.Wrap(reason.ReportTicketInvalid, err, "ticket")
-	}
-	if now.After(t.Expiry) {
-		return Ticket{}, reason.Deny(reason.ReportTicketInvalid, "ticket expired at %s", t.Expiry.UTC().Format(time.RFC3339))
-	}
-	return t, nil
+	return json.Unmarshal(plain, t)
 }

@@ -5,6 +5,7 @@ package seal_test
 import (
 	"crypto/rand"
 	"encoding/base64"
+	"reflect"
 	"testing"
 	"time"
 
@@ -60,4 +61,38 @@ func FuzzOpenTicket(f *testing.F) {
 			t.Error("opened a ticket that was never sealed")
 		}
 	})
+}
+
+func TestAttack_T73_CertifyTicketForgedOrExpired(t *testing.T) {
+	r := ring(t)
+	want := seal.CertifyTicket{MachineUID: "u1", TokenID: "t1", KeySHA256: "k1", Exporter: []byte{1, 2},
+		Expiry: epoch.Add(time.Hour).UTC()}
+	text, err := r.SealCertifyTicket(rand.Reader, epoch, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.OpenCertifyTicket(epoch, text)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("the valid ticket: %+v, %v", got, err)
+	}
+	report, err := r.SealTicket(rand.Reader, epoch, seal.Ticket{ID: "t1", MachineUID: "u1", Expiry: want.Expiry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := ring(t).SealCertifyTicket(rand.Reader, epoch, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bad := range map[string]string{
+		"empty": "", "a report ticket": report, "of another cluster": foreign, "cut": text[:len(text)-2],
+	} {
+		if _, err := r.OpenCertifyTicket(epoch, bad); reason.From(err) == nil ||
+			reason.From(err).Code != reason.CertifyTicketInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err = r.OpenCertifyTicket(want.Expiry.Add(time.Second), text)
+	wantCode(t, err, reason.CertifyTicketInvalid)
+	_, err = r.OpenTicket(epoch, text)
+	wantCode(t, err, reason.ReportTicketInvalid)
 }

@@ -257,6 +257,59 @@ func (Unattested) EnumDescriptor() ([]byte, []int) {
 	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{3}
 }
 
+// NodeCertificate defines whether the verifier issues the node's certificate to the agent.
+type NodeCertificate int32
+
+const (
+	// No. The kubelet requests its certificate with the credential of its config.
+	NodeCertificate_NODE_CERTIFICATE_UNSPECIFIED NodeCertificate = 0
+	// If possible. A client that attests no key gets the credential in its config.
+	NodeCertificate_NODE_CERTIFICATE_OPTIONAL NodeCertificate = 1
+	// Always. The verifier denies a client that attests no key.
+	NodeCertificate_NODE_CERTIFICATE_REQUIRED NodeCertificate = 2
+)
+
+// Enum value maps for NodeCertificate.
+var (
+	NodeCertificate_name = map[int32]string{
+		0: "NODE_CERTIFICATE_UNSPECIFIED",
+		1: "NODE_CERTIFICATE_OPTIONAL",
+		2: "NODE_CERTIFICATE_REQUIRED",
+	}
+	NodeCertificate_value = map[string]int32{
+		"NODE_CERTIFICATE_UNSPECIFIED": 0,
+		"NODE_CERTIFICATE_OPTIONAL":    1,
+		"NODE_CERTIFICATE_REQUIRED":    2,
+	}
+)
+
+func (x NodeCertificate) Enum() *NodeCertificate {
+	p := new(NodeCertificate)
+	*p = x
+	return p
+}
+
+func (x NodeCertificate) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodeCertificate) Descriptor() protoreflect.EnumDescriptor {
+	return file_mcsattest_v1_attestation_proto_enumTypes[4].Descriptor()
+}
+
+func (NodeCertificate) Type() protoreflect.EnumType {
+	return &file_mcsattest_v1_attestation_proto_enumTypes[4]
+}
+
+func (x NodeCertificate) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodeCertificate.Descriptor instead.
+func (NodeCertificate) EnumDescriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{4}
+}
+
 // DenialClass is the part of a reason that the caller receives.
 type DenialClass int32
 
@@ -313,11 +366,11 @@ func (x DenialClass) String() string {
 }
 
 func (DenialClass) Descriptor() protoreflect.EnumDescriptor {
-	return file_mcsattest_v1_attestation_proto_enumTypes[4].Descriptor()
+	return file_mcsattest_v1_attestation_proto_enumTypes[5].Descriptor()
 }
 
 func (DenialClass) Type() protoreflect.EnumType {
-	return &file_mcsattest_v1_attestation_proto_enumTypes[4]
+	return &file_mcsattest_v1_attestation_proto_enumTypes[5]
 }
 
 func (x DenialClass) Number() protoreflect.EnumNumber {
@@ -326,7 +379,7 @@ func (x DenialClass) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DenialClass.Descriptor instead.
 func (DenialClass) EnumDescriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{4}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{5}
 }
 
 // Reason is the closed set of reasons for a denial. The same code is used as the
@@ -422,6 +475,9 @@ const (
 	Reason_REASON_CSR_ADDRESS       Reason = 117
 	Reason_REASON_CSR_LIMIT         Reason = 118
 	Reason_REASON_CSR_DISABLED      Reason = 119
+	// The node's certificate.
+	Reason_REASON_NODE_NAME_UNKNOWN      Reason = 120
+	Reason_REASON_CERTIFY_TICKET_INVALID Reason = 121
 )
 
 // Enum value maps for Reason.
@@ -503,6 +559,8 @@ var (
 		117: "REASON_CSR_ADDRESS",
 		118: "REASON_CSR_LIMIT",
 		119: "REASON_CSR_DISABLED",
+		120: "REASON_NODE_NAME_UNKNOWN",
+		121: "REASON_CERTIFY_TICKET_INVALID",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                0,
@@ -581,6 +639,8 @@ var (
 		"REASON_CSR_ADDRESS":                117,
 		"REASON_CSR_LIMIT":                  118,
 		"REASON_CSR_DISABLED":               119,
+		"REASON_NODE_NAME_UNKNOWN":          120,
+		"REASON_CERTIFY_TICKET_INVALID":     121,
 	}
 )
 
@@ -595,11 +655,11 @@ func (x Reason) String() string {
 }
 
 func (Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_mcsattest_v1_attestation_proto_enumTypes[5].Descriptor()
+	return file_mcsattest_v1_attestation_proto_enumTypes[6].Descriptor()
 }
 
 func (Reason) Type() protoreflect.EnumType {
-	return &file_mcsattest_v1_attestation_proto_enumTypes[5]
+	return &file_mcsattest_v1_attestation_proto_enumTypes[6]
 }
 
 func (x Reason) Number() protoreflect.EnumNumber {
@@ -608,7 +668,7 @@ func (x Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{5}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{6}
 }
 
 // TpmIdentity describes a TPM's keys. It is untrusted: an endorsement establishes
@@ -877,9 +937,12 @@ type ChallengeResponse struct {
 	// The origin as the verifier reads it; this text enters the transcript.
 	Origin string `protobuf:"bytes,10,opt,name=origin,proto3" json:"origin,omitempty"`
 	// Present when a cloud's kind is required and needs more than the transcript.
-	Cloud         *CloudChallenge `protobuf:"bytes,11,opt,name=cloud,proto3" json:"cloud,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Cloud *CloudChallenge `protobuf:"bytes,11,opt,name=cloud,proto3" json:"cloud,omitempty"`
+	// Whether the client may attest its kubelet's key, and call Certify. A client attests
+	// no key if this is unspecified.
+	NodeCertificate NodeCertificate `protobuf:"varint,12,opt,name=node_certificate,json=nodeCertificate,proto3,enum=mcsattest.v1.NodeCertificate" json:"node_certificate,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ChallengeResponse) Reset() {
@@ -987,6 +1050,13 @@ func (x *ChallengeResponse) GetCloud() *CloudChallenge {
 		return x.Cloud
 	}
 	return nil
+}
+
+func (x *ChallengeResponse) GetNodeCertificate() NodeCertificate {
+	if x != nil {
+		return x.NodeCertificate
+	}
+	return NodeCertificate_NODE_CERTIFICATE_UNSPECIFIED
 }
 
 // CloudChallenge is the clouds' part of a challenge.
@@ -1303,6 +1373,9 @@ type AttestResponse struct {
 	Machine string `protobuf:"bytes,4,opt,name=machine,proto3" json:"machine,omitempty"`
 	// Identifies this appraisal in the verifier's audit log.
 	CorrelationId string `protobuf:"bytes,5,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
+	// Valid only for Certify, on this connection and with the attested key. It is empty if
+	// the verifier issues no certificate for that key.
+	CertifyTicket string `protobuf:"bytes,6,opt,name=certify_ticket,json=certifyTicket,proto3" json:"certify_ticket,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1372,6 +1445,130 @@ func (x *AttestResponse) GetCorrelationId() string {
 	return ""
 }
 
+func (x *AttestResponse) GetCertifyTicket() string {
+	if x != nil {
+		return x.CertifyTicket
+	}
+	return ""
+}
+
+type CertifyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// AttestResponse.certify_ticket.
+	Ticket string `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	// A PKCS #10 request (DER) for the node's client certificate, signed with the attested
+	// key. At most 2 KiB. If it is empty, the answer has only the names.
+	Csr           []byte `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertifyRequest) Reset() {
+	*x = CertifyRequest{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertifyRequest) ProtoMessage() {}
+
+func (x *CertifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertifyRequest.ProtoReflect.Descriptor instead.
+func (*CertifyRequest) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CertifyRequest) GetTicket() string {
+	if x != nil {
+		return x.Ticket
+	}
+	return ""
+}
+
+func (x *CertifyRequest) GetCsr() []byte {
+	if x != nil {
+		return x.Csr
+	}
+	return nil
+}
+
+type CertifyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The names that the Node of this Machine may have.
+	Nodes []string `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The certificate (X.509 DER), then intermediates in order. Empty if csr is empty.
+	Certificates  [][]byte `protobuf:"bytes,2,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	CorrelationId string   `protobuf:"bytes,3,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertifyResponse) Reset() {
+	*x = CertifyResponse{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertifyResponse) ProtoMessage() {}
+
+func (x *CertifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertifyResponse.ProtoReflect.Descriptor instead.
+func (*CertifyResponse) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CertifyResponse) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *CertifyResponse) GetCertificates() [][]byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *CertifyResponse) GetCorrelationId() string {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return ""
+}
+
 type ReportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// AttestResponse.report_ticket.
@@ -1393,7 +1590,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1602,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1615,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{9}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReportRequest) GetTicket() string {
@@ -1472,7 +1669,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1681,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1694,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{10}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportResponse) GetCorrelationId() string {
@@ -1530,7 +1727,7 @@ type Denial struct {
 
 func (x *Denial) Reset() {
 	*x = Denial{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[11]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1739,7 @@ func (x *Denial) String() string {
 func (*Denial) ProtoMessage() {}
 
 func (x *Denial) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[11]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1752,7 @@ func (x *Denial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Denial.ProtoReflect.Descriptor instead.
 func (*Denial) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{11}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Denial) GetClass() DenialClass {
@@ -1622,7 +1819,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x10encrypted_secret\x18\x02 \x01(\fR\x0fencryptedSecret\x12\x12\n" +
 	"\x04bank\x18\x03 \x01(\rR\x04bank\x12\x12\n" +
 	"\x04pcrs\x18\x04 \x03(\rR\x04pcrs\x12\x1b\n" +
-	"\tevent_log\x18\x05 \x01(\bR\beventLog\"\xc9\x03\n" +
+	"\tevent_log\x18\x05 \x01(\bR\beventLog\"\x93\x04\n" +
 	"\x11ChallengeResponse\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x14\n" +
 	"\x05nonce\x18\x02 \x01(\fR\x05nonce\x123\n" +
@@ -1637,7 +1834,8 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x04pool\x18\t \x01(\tR\x04pool\x12\x16\n" +
 	"\x06origin\x18\n" +
 	" \x01(\tR\x06origin\x122\n" +
-	"\x05cloud\x18\v \x01(\v2\x1c.mcsattest.v1.CloudChallengeR\x05cloud\"B\n" +
+	"\x05cloud\x18\v \x01(\v2\x1c.mcsattest.v1.CloudChallengeR\x05cloud\x12H\n" +
+	"\x10node_certificate\x18\f \x01(\x0e2\x1d.mcsattest.v1.NodeCertificateR\x0fnodeCertificate\"B\n" +
 	"\x0eCloudChallenge\x120\n" +
 	"\x14azure_token_resource\x18\x01 \x01(\tR\x12azureTokenResource\"\x9e\x01\n" +
 	"\fTpm2Evidence\x12\x14\n" +
@@ -1661,13 +1859,21 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x0fcsr_spki_sha256\x18\x04 \x01(\fR\rcsrSpkiSha256\x12.\n" +
 	"\x04tpm2\x18\x05 \x01(\v2\x1a.mcsattest.v1.Tpm2EvidenceR\x04tpm2\x121\n" +
 	"\x05cloud\x18\x06 \x03(\v2\x1b.mcsattest.v1.CloudEvidenceR\x05cloud\x12-\n" +
-	"\x12provisioning_token\x18\a \x01(\fR\x11provisioningToken\"\xc2\x01\n" +
+	"\x12provisioning_token\x18\a \x01(\fR\x11provisioningToken\"\xe9\x01\n" +
 	"\x0eAttestResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\x16token_lifetime_seconds\x18\x02 \x01(\rR\x14tokenLifetimeSeconds\x12#\n" +
 	"\rreport_ticket\x18\x03 \x01(\tR\freportTicket\x12\x18\n" +
 	"\amachine\x18\x04 \x01(\tR\amachine\x12%\n" +
-	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\"\xa7\x01\n" +
+	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\x12%\n" +
+	"\x0ecertify_ticket\x18\x06 \x01(\tR\rcertifyTicket\":\n" +
+	"\x0eCertifyRequest\x12\x16\n" +
+	"\x06ticket\x18\x01 \x01(\tR\x06ticket\x12\x10\n" +
+	"\x03csr\x18\x02 \x01(\fR\x03csr\"r\n" +
+	"\x0fCertifyResponse\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes\x12\"\n" +
+	"\fcertificates\x18\x02 \x03(\fR\fcertificates\x12%\n" +
+	"\x0ecorrelation_id\x18\x03 \x01(\tR\rcorrelationId\"\xa7\x01\n" +
 	"\rReportRequest\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\tR\x06ticket\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\tR\x04unit\x12\x16\n" +
@@ -1709,7 +1915,11 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"Unattested\x12\x1a\n" +
 	"\x16UNATTESTED_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fUNATTESTED_DENY\x10\x01\x12\x1b\n" +
-	"\x17UNATTESTED_PRE_APPROVED\x10\x02*\xe8\x01\n" +
+	"\x17UNATTESTED_PRE_APPROVED\x10\x02*q\n" +
+	"\x0fNodeCertificate\x12 \n" +
+	"\x1cNODE_CERTIFICATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19NODE_CERTIFICATE_OPTIONAL\x10\x01\x12\x1d\n" +
+	"\x19NODE_CERTIFICATE_REQUIRED\x10\x02*\xe8\x01\n" +
 	"\vDenialClass\x12\x1c\n" +
 	"\x18DENIAL_CLASS_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16DENIAL_CLASS_MALFORMED\x10\x01\x12\x1a\n" +
@@ -1718,7 +1928,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x14DENIAL_CLASS_MACHINE\x10\x04\x12\x16\n" +
 	"\x12DENIAL_CLASS_TOKEN\x10\x05\x12\x18\n" +
 	"\x14DENIAL_CLASS_NOT_YET\x10\x06\x12\x1c\n" +
-	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xe2\x10\n" +
+	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xa3\x11\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x01\x12\x14\n" +
@@ -1796,10 +2006,13 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x16REASON_CSR_KEY_CHANGED\x10t\x12\x16\n" +
 	"\x12REASON_CSR_ADDRESS\x10u\x12\x14\n" +
 	"\x10REASON_CSR_LIMIT\x10v\x12\x17\n" +
-	"\x13REASON_CSR_DISABLED\x10w2\xe5\x01\n" +
+	"\x13REASON_CSR_DISABLED\x10w\x12\x1c\n" +
+	"\x18REASON_NODE_NAME_UNKNOWN\x10x\x12!\n" +
+	"\x1dREASON_CERTIFY_TICKET_INVALID\x10y2\xad\x02\n" +
 	"\vAttestation\x12L\n" +
 	"\tChallenge\x12\x1e.mcsattest.v1.ChallengeRequest\x1a\x1f.mcsattest.v1.ChallengeResponse\x12C\n" +
-	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12C\n" +
+	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12F\n" +
+	"\aCertify\x12\x1c.mcsattest.v1.CertifyRequest\x1a\x1d.mcsattest.v1.CertifyResponse\x12C\n" +
 	"\x06Report\x12\x1b.mcsattest.v1.ReportRequest\x1a\x1c.mcsattest.v1.ReportResponseBAZ?github.com/mcs-attest/mcs-attest/proto/mcsattest/v1;mcsattestv1b\x06proto3"
 
 var (
@@ -1814,54 +2027,60 @@ func file_mcsattest_v1_attestation_proto_rawDescGZIP() []byte {
 	return file_mcsattest_v1_attestation_proto_rawDescData
 }
 
-var file_mcsattest_v1_attestation_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_mcsattest_v1_attestation_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_mcsattest_v1_attestation_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_mcsattest_v1_attestation_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_mcsattest_v1_attestation_proto_goTypes = []any{
 	(EvidenceKind)(0),         // 0: mcsattest.v1.EvidenceKind
 	(BindingMode)(0),          // 1: mcsattest.v1.BindingMode
 	(Mode)(0),                 // 2: mcsattest.v1.Mode
 	(Unattested)(0),           // 3: mcsattest.v1.Unattested
-	(DenialClass)(0),          // 4: mcsattest.v1.DenialClass
-	(Reason)(0),               // 5: mcsattest.v1.Reason
-	(*TpmIdentity)(nil),       // 6: mcsattest.v1.TpmIdentity
-	(*ChallengeRequest)(nil),  // 7: mcsattest.v1.ChallengeRequest
-	(*TpmChallenge)(nil),      // 8: mcsattest.v1.TpmChallenge
-	(*ChallengeResponse)(nil), // 9: mcsattest.v1.ChallengeResponse
-	(*CloudChallenge)(nil),    // 10: mcsattest.v1.CloudChallenge
-	(*Tpm2Evidence)(nil),      // 11: mcsattest.v1.Tpm2Evidence
-	(*CloudEvidence)(nil),     // 12: mcsattest.v1.CloudEvidence
-	(*AttestRequest)(nil),     // 13: mcsattest.v1.AttestRequest
-	(*AttestResponse)(nil),    // 14: mcsattest.v1.AttestResponse
-	(*ReportRequest)(nil),     // 15: mcsattest.v1.ReportRequest
-	(*ReportResponse)(nil),    // 16: mcsattest.v1.ReportResponse
-	(*Denial)(nil),            // 17: mcsattest.v1.Denial
+	(NodeCertificate)(0),      // 4: mcsattest.v1.NodeCertificate
+	(DenialClass)(0),          // 5: mcsattest.v1.DenialClass
+	(Reason)(0),               // 6: mcsattest.v1.Reason
+	(*TpmIdentity)(nil),       // 7: mcsattest.v1.TpmIdentity
+	(*ChallengeRequest)(nil),  // 8: mcsattest.v1.ChallengeRequest
+	(*TpmChallenge)(nil),      // 9: mcsattest.v1.TpmChallenge
+	(*ChallengeResponse)(nil), // 10: mcsattest.v1.ChallengeResponse
+	(*CloudChallenge)(nil),    // 11: mcsattest.v1.CloudChallenge
+	(*Tpm2Evidence)(nil),      // 12: mcsattest.v1.Tpm2Evidence
+	(*CloudEvidence)(nil),     // 13: mcsattest.v1.CloudEvidence
+	(*AttestRequest)(nil),     // 14: mcsattest.v1.AttestRequest
+	(*AttestResponse)(nil),    // 15: mcsattest.v1.AttestResponse
+	(*CertifyRequest)(nil),    // 16: mcsattest.v1.CertifyRequest
+	(*CertifyResponse)(nil),   // 17: mcsattest.v1.CertifyResponse
+	(*ReportRequest)(nil),     // 18: mcsattest.v1.ReportRequest
+	(*ReportResponse)(nil),    // 19: mcsattest.v1.ReportResponse
+	(*Denial)(nil),            // 20: mcsattest.v1.Denial
 }
 var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	0,  // 0: mcsattest.v1.ChallengeRequest.offered:type_name -> mcsattest.v1.EvidenceKind
-	6,  // 1: mcsattest.v1.ChallengeRequest.tpm:type_name -> mcsattest.v1.TpmIdentity
+	7,  // 1: mcsattest.v1.ChallengeRequest.tpm:type_name -> mcsattest.v1.TpmIdentity
 	1,  // 2: mcsattest.v1.ChallengeResponse.binding:type_name -> mcsattest.v1.BindingMode
 	0,  // 3: mcsattest.v1.ChallengeResponse.required:type_name -> mcsattest.v1.EvidenceKind
-	8,  // 4: mcsattest.v1.ChallengeResponse.tpm:type_name -> mcsattest.v1.TpmChallenge
+	9,  // 4: mcsattest.v1.ChallengeResponse.tpm:type_name -> mcsattest.v1.TpmChallenge
 	2,  // 5: mcsattest.v1.ChallengeResponse.mode:type_name -> mcsattest.v1.Mode
 	3,  // 6: mcsattest.v1.ChallengeResponse.unattested:type_name -> mcsattest.v1.Unattested
-	10, // 7: mcsattest.v1.ChallengeResponse.cloud:type_name -> mcsattest.v1.CloudChallenge
-	0,  // 8: mcsattest.v1.CloudEvidence.kind:type_name -> mcsattest.v1.EvidenceKind
-	11, // 9: mcsattest.v1.AttestRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
-	12, // 10: mcsattest.v1.AttestRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
-	4,  // 11: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
-	2,  // 12: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
-	3,  // 13: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
-	7,  // 14: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
-	13, // 15: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
-	15, // 16: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
-	9,  // 17: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
-	14, // 18: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
-	16, // 19: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
-	17, // [17:20] is the sub-list for method output_type
-	14, // [14:17] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 7: mcsattest.v1.ChallengeResponse.cloud:type_name -> mcsattest.v1.CloudChallenge
+	4,  // 8: mcsattest.v1.ChallengeResponse.node_certificate:type_name -> mcsattest.v1.NodeCertificate
+	0,  // 9: mcsattest.v1.CloudEvidence.kind:type_name -> mcsattest.v1.EvidenceKind
+	12, // 10: mcsattest.v1.AttestRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
+	13, // 11: mcsattest.v1.AttestRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
+	5,  // 12: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
+	2,  // 13: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
+	3,  // 14: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
+	8,  // 15: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
+	14, // 16: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
+	16, // 17: mcsattest.v1.Attestation.Certify:input_type -> mcsattest.v1.CertifyRequest
+	18, // 18: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
+	10, // 19: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
+	15, // 20: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
+	17, // 21: mcsattest.v1.Attestation.Certify:output_type -> mcsattest.v1.CertifyResponse
+	19, // 22: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
+	19, // [19:23] is the sub-list for method output_type
+	15, // [15:19] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_mcsattest_v1_attestation_proto_init() }
@@ -1874,8 +2093,8 @@ func file_mcsattest_v1_attestation_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mcsattest_v1_attestation_proto_rawDesc), len(file_mcsattest_v1_attestation_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   12,
+			NumEnums:      7,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -73,6 +73,9 @@ type Live struct {
 	Outdated func(machineUID string) error
 	// Failing reports whether the records were recently slow or did not answer.
 	Failing func() bool
+	// NodeNames reads the names that the Node of a Machine may have. Nil if machines get no certificate
+	// from the verifier.
+	NodeNames func(ctx context.Context, machineUID string) ([]string, error)
 	// Provisioning reads the provisioning token again.
 	Provisioning func(context.Context) (provisioning.View, error)
 }

@@ -57,8 +57,26 @@ const (
 	BootstrapToken      CredentialKind = "BootstrapToken"
 )
 
+// CredentialMode is how a machine's kubelet gets its first certificate.
+type CredentialMode string
+
+// The modes.
+const (
+	// ModeToken means that the kubelet requests it with a bootstrap credential of its own, which is in
+	// the config.
+	ModeToken CredentialMode = "Token"
+	// ModeCertificate means that the agent requests it with the key that it attested, and the config has
+	// no credential.
+	ModeCertificate CredentialMode = "Certificate"
+	// ModeCertificateOrToken means the certificate if the agent and the cluster can, and else the token.
+	ModeCertificateOrToken CredentialMode = "CertificateOrToken"
+)
+
 // Credential configures the machines' own bootstrap credentials.
 type Credential struct {
+	// Mode is Token (default), Certificate or CertificateOrToken. The last two require an approver with
+	// attestation Required.
+	Mode CredentialMode `yaml:"mode,omitempty"`
 	// Kind is ServiceAccountToken (default), as in OpenShift, or BootstrapToken, for clusters whose API
 	// server accepts bootstrap tokens.
 	Kind CredentialKind `yaml:"kind,omitempty"`
@@ -69,9 +87,15 @@ type Credential struct {
 	// "system:bootstrappers:mcs-attest".
 	Groups []string `yaml:"groups,omitempty"`
 	// Lifetime must last from the fetch to the kubelet's request, with a pivot and a reboot in between:
-	// 10m to 24h. Default 4h.
+	// 10m to 24h. Default 4h. It is also the lifetime of a certificate that the agent requested.
 	Lifetime Duration `yaml:"lifetime,omitempty"`
 }
+
+// Certificates reports whether machines may get their node's certificate from the verifier.
+func (c *Credential) Certificates() bool { return c != nil && c.Mode != "" && c.Mode != ModeToken }
+
+// ControllerAccount is the name of the controller's service account in the verifier's namespace.
+const ControllerAccount = "mcs-attest-controller"
 
 // Attestation says what the approver requires besides the checks of the stock approver.
 type Attestation string
@@ -144,7 +168,7 @@ func (c *Config) completeNode() {
 		r.KubeconfigConfigMap = cmp.Or(r.KubeconfigConfigMap, MCONamespace+"/kubeconfig-data")
 	}
 	if k := c.Credential; k != nil {
-		k.Kind = cmp.Or(k.Kind, ServiceAccountToken)
+		k.Mode, k.Kind = cmp.Or(k.Mode, ModeToken), cmp.Or(k.Kind, ServiceAccountToken)
 		k.ServiceAccount = cmp.Or(k.ServiceAccount, MCONamespace+"/node-bootstrapper")
 		k.Lifetime = cmp.Or(k.Lifetime, Duration(4*time.Hour))
 		if k.Kind == BootstrapToken && k.Groups == nil {
@@ -188,6 +212,16 @@ func (c *Config) checkNode() error {
 		return errors.New("credential, approver and certificates are only for clusters; add kubernetes:, or remove them")
 	}
 	if k := c.Credential; k != nil {
+		switch k.Mode {
+		case ModeToken:
+		case ModeCertificate, ModeCertificateOrToken:
+			if a := c.Approver; a == nil || a.Attestation != AttestationRequired {
+				return fmt.Errorf("credential.mode: %s requires approver: with attestation %s", k.Mode, AttestationRequired)
+			}
+		default:
+			return fmt.Errorf("credential.mode: %q is not %s, %s or %s", k.Mode, ModeToken, ModeCertificate,
+				ModeCertificateOrToken)
+		}
 		if k.Kind != ServiceAccountToken && k.Kind != BootstrapToken {
 			return fmt.Errorf("credential.kind: %q is not %s or %s", k.Kind, ServiceAccountToken, BootstrapToken)
 		}

@@ -64,19 +64,22 @@ func TestDefaultsOfNodeSections(t *testing.T) {
 
 func TestWrongNodeSections(t *testing.T) {
 	for text, want := range map[string]string{
-		"credential: {kind: Shared}\n":                          "credential.kind",
-		"credential: {serviceAccount: other}\n":                 "credential.serviceAccount",
-		"credential: {lifetime: 5m}\n":                          "credential.lifetime",
-		"credential: {lifetime: 25h}\n":                         "credential.lifetime",
-		"approver: {}\n":                                        "add credential:",
-		"approver: {attestation: Maybe}\n":                      "approver.attestation",
-		"approver: {attestation: 'Off', kubeletCA: x}\n":        "approver.kubeletCA",
-		"approver: {attestation: 'Off', pendingPerMachine: -1}": "pendingPerMachine",
-		"certificates: {rotate: Never}\n":                       "certificates.rotate",
-		"certificates: {signerKey: RSA-1024}\n":                 "signerKey: \"RSA-1024\" is not one of [RSA-2048",
-		"render: {preApprovedAllows: [etc/x]}\n":                "preApprovedAllows",
-		"render: {kubeconfigConfigMap: x}\n":                    "kubeconfigConfigMap",
-		"render: {unknown: 1}\n":                                "unknown",
+		"credential: {kind: Shared}\n":                                             "credential.kind",
+		"credential: {mode: Certificates}\n":                                       "credential.mode",
+		"credential: {mode: Certificate}\n":                                        "requires approver:",
+		"credential: {mode: CertificateOrToken}\napprover: {attestation: 'Off'}\n": "requires approver:",
+		"credential: {serviceAccount: other}\n":                                    "credential.serviceAccount",
+		"credential: {lifetime: 5m}\n":                                             "credential.lifetime",
+		"credential: {lifetime: 25h}\n":                                            "credential.lifetime",
+		"approver: {}\n":                                                           "add credential:",
+		"approver: {attestation: Maybe}\n":                                         "approver.attestation",
+		"approver: {attestation: 'Off', kubeletCA: x}\n":                           "approver.kubeletCA",
+		"approver: {attestation: 'Off', pendingPerMachine: -1}":                    "pendingPerMachine",
+		"certificates: {rotate: Never}\n":                                          "certificates.rotate",
+		"certificates: {signerKey: RSA-1024}\n":                                    "signerKey: \"RSA-1024\" is not one of [RSA-2048",
+		"render: {preApprovedAllows: [etc/x]}\n":                                   "preApprovedAllows",
+		"render: {kubeconfigConfigMap: x}\n":                                       "kubeconfigConfigMap",
+		"render: {unknown: 1}\n":                                                   "unknown",
 	} {
 		if _, err := config.Parse("f", []byte(inACluster+text), "/"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)

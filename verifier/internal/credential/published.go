@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
@@ -69,6 +70,10 @@ type ReaderOptions struct {
 	// Owner returns the UID of the Machine that has the record of this Machine. A machine that is an
 	// object of both Machine APIs has one record. If nil, it is the same UID.
 	Owner func(uid string) string
+	// Record reads the record of a Machine. If nil, no machine has its node's certificate from the
+	// verifier.
+	Record func(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
+	Now    func() time.Time // default time.Now
 	// Timeout is the maximum time that a caller waits for its credential. Ignition waits 10 s for a
 	// config. Default 4 s.
 	Timeout time.Duration
@@ -85,6 +90,9 @@ func NewReader(o ReaderOptions) *Reader {
 	if o.Timeout == 0 {
 		o.Timeout = 4 * time.Second
 	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	return &Reader{o}
 }
 
@@ -96,13 +104,23 @@ func (r *Reader) For(c token.Claims) bool { return !record.IsBreakGlass(c.Machin
 var pauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 10, Cap: time.Second}
 
 // Get returns the credential that was published for a token, with its id and its text. It waits a short
-// time for it. The caller must check that the record has this credential; see [record.Redeem].
+// time for it. If the machine has its node's certificate instead, it returns only the key of that. The
+// caller must check that the record has this credential; see [record.Redeem].
 func (r *Reader) Get(ctx context.Context, c token.Claims) (*credential.Credential, error) {
 	if c.MachineUID == "" || !r.For(c) {
 		return nil, reason.Deny(reason.CredentialUnavailable, "the token names no machine")
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.o.Timeout)
 	defer cancel()
+	if r.o.Record != nil {
+		rec, err := r.o.Record(ctx, c.MachineUID)
+		if err != nil {
+			return nil, err
+		}
+		if key := record.Certified(rec, c.ID, r.o.Now()); key != "" {
+			return &credential.Credential{Key: key}, nil
+		}
+	}
 	uid := r.o.Owner(c.MachineUID)
 	var own *credential.Credential
 	var pending error

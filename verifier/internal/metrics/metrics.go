@@ -44,7 +44,7 @@ func New() *Metrics {
 		registry: prometheus.NewRegistry(),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_decisions_total",
-			Help: "Decisions by event (challenge, attest, fetch, report), pool, outcome and reason.",
+			Help: "Decisions by event (challenge, attest, certify, fetch, report), pool, outcome and reason.",
 		}, []string{"event", "pool", "outcome", "reason"}),
 		configs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_configs_served_total",

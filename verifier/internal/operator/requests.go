@@ -99,4 +99,10 @@ func DecideWith(k *config.Config, attestation config.Attestation) {
 }
 
 // Rules are those of a configuration with an approver.
-func Rules(k *config.Config) rules.Config { return approval.Rules(*k.Approver, k.Credential) }
+func Rules(k *config.Config) rules.Config {
+	namespace := ""
+	if k.Kubernetes != nil {
+		namespace = k.Kubernetes.Namespace
+	}
+	return approval.Rules(*k.Approver, k.Credential, namespace)
+}

@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/agents"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
@@ -76,7 +78,8 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: s.Live().Machine,
 		Audit: s.Audit, Limiter: listen.NewLimiter(s.Config.RequestsPerSecond), Source: s.source, Now: s.Now,
 		Observe: s.Metrics.Decision, ObserveTicket: s.Metrics.Report,
-		Stopping: func() bool { return ctx.Err() != nil },
+		Stopping:        func() bool { return ctx.Err() != nil },
+		NodeCertificate: nodeCertificate(s.Config.Credential), NodeNames: s.Live().NodeNames,
 	}
 	if s.Config.KeepEvidence > 0 {
 		keep, err := newEvidenceKeeper(s.Config.Path("state", "evidence"), s.Config.KeepEvidence, s.Log)
@@ -108,6 +111,17 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		}
 		gate.ServeHTTP(w, r)
 	}), nil
+}
+
+// nodeCertificate returns what challenges state about the node's certificate.
+func nodeCertificate(c *config.Credential) mcsattestv1.NodeCertificate {
+	switch {
+	case !c.Certificates():
+		return mcsattestv1.NodeCertificate_NODE_CERTIFICATE_UNSPECIFIED
+	case c.Mode == config.ModeCertificate:
+		return mcsattestv1.NodeCertificate_NODE_CERTIFICATE_REQUIRED
+	}
+	return mcsattestv1.NodeCertificate_NODE_CERTIFICATE_OPTIONAL
 }
 
 // source returns the client's address for limits and logs. For IPv6 that is the /64. Behind a trusted

@@ -30,6 +30,7 @@ import (
 const (
 	MaxChallenge = 160 << 10
 	MaxAttest    = 512 << 10
+	MaxCertify   = 8 << 10
 	MaxReport    = 32 << 10
 )
 
@@ -65,6 +66,14 @@ var methods = map[string]*method{
 			if err == nil {
 				c.conn.Proven()
 			}
+			return orNil(res, err)
+		},
+	},
+	mcsattestv1connect.AttestationCertifyProcedure: {
+		event: "certify", limit: MaxCertify, proof: "ticket",
+		request: func() proto.Message { return &mcsattestv1.CertifyRequest{} },
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
+			res, err := s.certify(ctx, c, req.(*mcsattestv1.CertifyRequest))
 			return orNil(res, err)
 		},
 	},
@@ -214,8 +223,9 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 }
 
 // admit denies a source that sends too many requests, unless the caller presents a proof that only this
-// verifier issues: a seal for its own connection, or a ticket. The first Challenge of a connection is
-// not counted, because it waits for its turn. admit reports whether the caller presented such a proof.
+// verifier issues: a seal or a ticket for its own connection, or a report ticket. The first Challenge of
+// a connection is not counted, because it waits for its turn. admit reports whether the caller presented
+// such a proof.
 func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err error) {
 	switch {
 	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
@@ -227,7 +237,7 @@ func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err erro
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
 			return true, nil
 		}
-	case m.event == "report" && s.ownTicket(c, proof):
+	case m.event == "certify" && s.ownCertifyTicket(c, proof), m.event == "report" && s.ownTicket(c, proof):
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
 			return true, nil
 		}
@@ -254,6 +264,11 @@ func (s *Service) ownSeal(c *call, sealed []byte) bool {
 
 func (s *Service) ownTicket(c *call, ticket []byte) bool {
 	_, err := s.SealKeys().OpenTicket(c.start, string(ticket))
+	return err == nil
+}
+
+func (s *Service) ownCertifyTicket(c *call, ticket []byte) bool {
+	_, err := s.openCertifyTicket(c, string(ticket))
 	return err == nil
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package service is the attestation API over HTTP. It receives the calls of proto/mcsattest/v1:
-// Challenge, Attest and Report. It passes the evidence of an Attest call to package appraisal, records
+// Challenge, Attest, Certify and Report. It passes the evidence of an Attest call to package appraisal, records
 // the verdict and issues the token.
 //
 // Besides the appraisal, it guarantees:
@@ -85,6 +85,10 @@ type Service struct {
 	// AzureTokenResource is the resource of the managed-identity token that Azure machines must
 	// present. If empty, no such token is required.
 	AzureTokenResource string
+	// NodeCertificate is what challenges state. Unless it is unspecified, NodeNames is set. It reads
+	// the names that the Node of a Machine may have.
+	NodeCertificate mcsattestv1.NodeCertificate
+	NodeNames       func(ctx context.Context, machineUID string) ([]string, error)
 	// Keep, if set, is called with each Attest call that proved which Machine the
 	// caller is.
 	Keep func(*appraisal.Saved)
@@ -176,7 +180,7 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	if res.Sealed, err = s.SealKeys().Seal(rand.Reader, c.start, sealed); err != nil {
 		return nil, err
 	}
-	res.Nonce = sealed.Nonce
+	res.Nonce, res.NodeCertificate = sealed.Nonce, s.nodeCertificate(p, sealed.Required)
 	res.Binding = bindings[sealed.Binding]
 	res.LifetimeSeconds = uint32(p.ChallengeLifetime / time.Second)
 	return res, nil
@@ -288,6 +292,9 @@ func (s *Service) attest(ctx context.Context, c *call,
 		return nil, reason.Wrap(reason.StoreUnavailable, err, "the cached state of Machine %s is out of date",
 			verdict.Machine)
 	}
+	if err := s.lacksKey(p, challenge, verdict); err != nil {
+		return nil, s.noteDenial(ctx, c, verdict.Machine, err)
+	}
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }
 
@@ -388,7 +395,8 @@ func (s *Service) response(c *call, p policy.Policy, challenge seal.Challenge, v
 	}
 	res.Token = string(signed.Expose())
 	res.TokenLifetimeSeconds = uint32(p.TokenLifetime / time.Second)
-	return res, nil
+	res.CertifyTicket, err = s.certifyTicket(c, p, challenge, a)
+	return res, err
 }
 
 func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict,

@@ -44,6 +44,8 @@ const (
 	AttestationChallengeProcedure = "/mcsattest.v1.Attestation/Challenge"
 	// AttestationAttestProcedure is the fully-qualified name of the Attestation's Attest RPC.
 	AttestationAttestProcedure = "/mcsattest.v1.Attestation/Attest"
+	// AttestationCertifyProcedure is the fully-qualified name of the Attestation's Certify RPC.
+	AttestationCertifyProcedure = "/mcsattest.v1.Attestation/Certify"
 	// AttestationReportProcedure is the fully-qualified name of the Attestation's Report RPC.
 	AttestationReportProcedure = "/mcsattest.v1.Attestation/Report"
 )
@@ -56,6 +58,9 @@ type AttestationClient interface {
 	Challenge(context.Context, *connect.Request[v1.ChallengeRequest]) (*connect.Response[v1.ChallengeResponse], error)
 	// Attest appraises the evidence and returns a token for the gate.
 	Attest(context.Context, *connect.Request[v1.AttestRequest]) (*connect.Response[v1.AttestResponse], error)
+	// Certify returns the first client certificate of the machine's kubelet, for the key
+	// that the machine attested.
+	Certify(context.Context, *connect.Request[v1.CertifyRequest]) (*connect.Response[v1.CertifyResponse], error)
 	// Report records why a later step of the first boot failed. No decision depends on it.
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
 }
@@ -83,6 +88,12 @@ func NewAttestationClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(attestationMethods.ByName("Attest")),
 			connect.WithClientOptions(opts...),
 		),
+		certify: connect.NewClient[v1.CertifyRequest, v1.CertifyResponse](
+			httpClient,
+			baseURL+AttestationCertifyProcedure,
+			connect.WithSchema(attestationMethods.ByName("Certify")),
+			connect.WithClientOptions(opts...),
+		),
 		report: connect.NewClient[v1.ReportRequest, v1.ReportResponse](
 			httpClient,
 			baseURL+AttestationReportProcedure,
@@ -96,6 +107,7 @@ func NewAttestationClient(httpClient connect.HTTPClient, baseURL string, opts ..
 type attestationClient struct {
 	challenge *connect.Client[v1.ChallengeRequest, v1.ChallengeResponse]
 	attest    *connect.Client[v1.AttestRequest, v1.AttestResponse]
+	certify   *connect.Client[v1.CertifyRequest, v1.CertifyResponse]
 	report    *connect.Client[v1.ReportRequest, v1.ReportResponse]
 }
 
@@ -107,6 +119,11 @@ func (c *attestationClient) Challenge(ctx context.Context, req *connect.Request[
 // Attest calls mcsattest.v1.Attestation.Attest.
 func (c *attestationClient) Attest(ctx context.Context, req *connect.Request[v1.AttestRequest]) (*connect.Response[v1.AttestResponse], error) {
 	return c.attest.CallUnary(ctx, req)
+}
+
+// Certify calls mcsattest.v1.Attestation.Certify.
+func (c *attestationClient) Certify(ctx context.Context, req *connect.Request[v1.CertifyRequest]) (*connect.Response[v1.CertifyResponse], error) {
+	return c.certify.CallUnary(ctx, req)
 }
 
 // Report calls mcsattest.v1.Attestation.Report.
@@ -122,6 +139,9 @@ type AttestationHandler interface {
 	Challenge(context.Context, *connect.Request[v1.ChallengeRequest]) (*connect.Response[v1.ChallengeResponse], error)
 	// Attest appraises the evidence and returns a token for the gate.
 	Attest(context.Context, *connect.Request[v1.AttestRequest]) (*connect.Response[v1.AttestResponse], error)
+	// Certify returns the first client certificate of the machine's kubelet, for the key
+	// that the machine attested.
+	Certify(context.Context, *connect.Request[v1.CertifyRequest]) (*connect.Response[v1.CertifyResponse], error)
 	// Report records why a later step of the first boot failed. No decision depends on it.
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
 }
@@ -145,6 +165,12 @@ func NewAttestationHandler(svc AttestationHandler, opts ...connect.HandlerOption
 		connect.WithSchema(attestationMethods.ByName("Attest")),
 		connect.WithHandlerOptions(opts...),
 	)
+	attestationCertifyHandler := connect.NewUnaryHandler(
+		AttestationCertifyProcedure,
+		svc.Certify,
+		connect.WithSchema(attestationMethods.ByName("Certify")),
+		connect.WithHandlerOptions(opts...),
+	)
 	attestationReportHandler := connect.NewUnaryHandler(
 		AttestationReportProcedure,
 		svc.Report,
@@ -157,6 +183,8 @@ func NewAttestationHandler(svc AttestationHandler, opts ...connect.HandlerOption
 			attestationChallengeHandler.ServeHTTP(w, r)
 		case AttestationAttestProcedure:
 			attestationAttestHandler.ServeHTTP(w, r)
+		case AttestationCertifyProcedure:
+			attestationCertifyHandler.ServeHTTP(w, r)
 		case AttestationReportProcedure:
 			attestationReportHandler.ServeHTTP(w, r)
 		default:
@@ -174,6 +202,10 @@ func (UnimplementedAttestationHandler) Challenge(context.Context, *connect.Reque
 
 func (UnimplementedAttestationHandler) Attest(context.Context, *connect.Request[v1.AttestRequest]) (*connect.Response[v1.AttestResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("mcsattest.v1.Attestation.Attest is not implemented"))
+}
+
+func (UnimplementedAttestationHandler) Certify(context.Context, *connect.Request[v1.CertifyRequest]) (*connect.Response[v1.CertifyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("mcsattest.v1.Attestation.Certify is not implemented"))
 }
 
 func (UnimplementedAttestationHandler) Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error) {

@@ -73,7 +73,8 @@ type Options struct {
 }
 
 // Rules returns the approver's rules from a configuration. own is nil if machines have no credentials of their own.
-func Rules(c config.Approver, own *config.Credential) approver.Config {
+// namespace is the verifier's own.
+func Rules(c config.Approver, own *config.Credential, namespace string) approver.Config {
 	rules := approver.Config{
 		Attestation: c.Attestation != config.AttestationOff, MaxMachineAge: time.Duration(c.MaxMachineAge),
 		PendingPerMachine: c.PendingPerMachine,
@@ -81,6 +82,9 @@ func Rules(c config.Approver, own *config.Credential) approver.Config {
 	if own != nil {
 		rules.ServiceAccount, rules.BootstrapGroups = own.ServiceAccount, own.Groups
 		rules.BootstrapTokens = own.Kind == config.BootstrapToken
+		if own.Certificates() {
+			rules.Issuer = "system:serviceaccount:" + namespace + ":" + config.ControllerAccount
+		}
 	}
 	return rules
 }

@@ -48,10 +48,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/bootstrapcredential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/csr"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/doorprobe"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/nodecertificate"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
@@ -170,7 +172,7 @@ func (k *Process) addCredentials(o *inventory.Options) error {
 	}
 	credentials := bootstrapcredential.New(bootstrapcredential.Options{
 		Issuer: issuer, Records: lazyInventory{k}, Redeemable: lazyInventory{k}.Redeemable, Confirm: lazyInventory{k}.Confirm,
-		Ready: lazyInventory{k}.Ready, Log: k.parts.Log, Now: k.parts.Now,
+		Ready: lazyInventory{k}.Ready, Certificates: c.Credential.Certificates(), Log: k.parts.Log, Now: k.parts.Now,
 	})
 	o.Revoke, o.Token = issuer.Revoke, credentials.Observe
 	k.controllers = append(k.controllers, credentials.SetupWithManager)
@@ -213,6 +215,16 @@ func (k *Process) addCSR(o *inventory.Options) error {
 		return fmt.Errorf("approver: %w", err)
 	}
 	o.Names = true
+	if c.Credential.Certificates() {
+		certificates := nodecertificate.New(nodecertificate.Options{
+			Rules:    approval.Rules(*c.Approver, c.Credential, c.Kubernetes.Namespace),
+			Lifetime: time.Duration(c.Credential.Lifetime), Records: lazyInventory{k},
+			Redeemable: lazyInventory{k}.Redeemable, Confirm: lazyInventory{k}.Confirm, Ready: lazyInventory{k}.Ready,
+			Log: p.Log, Now: p.Now,
+		})
+		o.Requested = certificates.Observe
+		k.controllers = append(k.controllers, certificates.SetupWithManager)
+	}
 	k.findings = append(k.findings, requests.Findings)
 	k.controllers = append(k.controllers, requests.SetupWithManager)
 	maps.Copy(k.cached, csr.Cache())

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -72,7 +73,8 @@ func New(p *backend.Parts) (*Front, error) {
 	if c.Credential != nil {
 		b.credentials = credential.NewReader(credential.ReaderOptions{
 			Client: typed, Namespace: c.Kubernetes.CredentialNamespace,
-			Owner: func(uid string) string { return b.inventory.RecordUID(uid) },
+			Owner:  func(uid string) string { return b.inventory.RecordUID(uid) },
+			Record: b.record(), Now: p.Now,
 		})
 	}
 	if c.Render != nil {
@@ -89,6 +91,17 @@ func New(p *backend.Parts) (*Front, error) {
 	b.reviews = &metrics.Reviews{Client: typed, Now: p.Now, Log: p.Log}
 	b.confirm = inventory.Confirmation{Client: dyn, Machines: b.inventory.Registry()}
 	return b, nil
+}
+
+// record returns the function that reads a record, or nil if machines get no certificate from the
+// verifier.
+func (b *Front) record() func(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	if !b.parts.Config.Credential.Certificates() {
+		return nil
+	}
+	return func(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+		return b.inventory.Records().Session(uid).Record(ctx)
+	}
 }
 
 // View implements backend.Backend.
@@ -125,10 +138,14 @@ func (b *Front) Run(ctx context.Context) error {
 
 // Live implements backend.Backend.
 func (b *Front) Live() backend.Live {
-	return backend.Live{
+	live := backend.Live{
 		Machine: b.confirm.Confirm, MachineUID: b.confirm.ConfirmUID, Outdated: b.inventory.Outdated,
 		Failing: b.inventory.Records().Failing, Provisioning: b.inventory.ReadProvisioning,
 	}
+	if b.parts.Config.Credential.Certificates() {
+		live.NodeNames = b.confirm.NodeNames
+	}
+	return live
 }
 
 // Configs implements backend.Backend. It serves the configs that are rendered from MachineConfigs.

@@ -27,28 +27,11 @@ type Confirmation struct {
 // Confirm returns nil if the Machine is unchanged. Otherwise, or if that is unknown, the error is
 // temporary: at the next try, the registry has the new state.
 func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
-	gv, err := schema.ParseGroupVersion(m.APIVersion)
+	live, err := c.read(ctx, m)
 	if err != nil {
-		return reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
+		return err
 	}
-	resource := gv.WithResource("machines")
-	if m.StandIn {
-		resource = attestationsResource
-	}
-	timeout := c.Timeout
-	if timeout == 0 {
-		timeout = callTimeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	live, err := c.Client.Resource(resource).Namespace(m.Namespace).Get(ctx, m.Name, metav1.GetOptions{})
-	if kerrors.IsNotFound(err) {
-		return reason.Deny(reason.MachineNotFound, "Machine %s was deleted", m)
-	}
-	if err != nil {
-		return reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
-	}
-	found, _ := machine.FromObject(live.Object)
+	found, _ := machine.FromObject(live)
 	// Only the watch updates the registry: a late read must not restore an older state, or a deleted
 	// Machine.
 	for _, fresh := range found.Machines {
@@ -62,6 +45,54 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 		}
 	}
 	return nil
+}
+
+// read returns the object of a Machine. Its error is temporary.
+func (c Confirmation) read(ctx context.Context, m *machine.Machine) (map[string]any, error) {
+	gv, err := schema.ParseGroupVersion(m.APIVersion)
+	if err != nil {
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
+	}
+	resource := gv.WithResource("machines")
+	if m.StandIn {
+		resource = attestationsResource
+	}
+	timeout := c.Timeout
+	if timeout == 0 {
+		timeout = callTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	live, err := c.Client.Resource(resource).Namespace(m.Namespace).Get(ctx, m.Name, metav1.GetOptions{})
+	if kerrors.IsNotFound(err) {
+		return nil, reason.Deny(reason.MachineNotFound, "Machine %s was deleted", m)
+	}
+	if err != nil {
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
+	}
+	return live.Object, nil
+}
+
+// NodeNames reads the names that the Node of a Machine may have. The registry does not have them.
+func (c Confirmation) NodeNames(ctx context.Context, uid string) ([]string, error) {
+	m, ok := c.Machines.ByUID(uid)
+	if !ok {
+		return nil, reason.Deny(reason.MachineNotFound, "Machine %s", uid)
+	}
+	if m.StandIn {
+		return []string{m.Name}, nil
+	}
+	live, err := c.read(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	found, _ := machine.FromObject(live)
+	for i := range found.Machines {
+		if found.Machines[i].UID == uid {
+			return found.Machines[i].NodeNames(), nil
+		}
+	}
+	return nil, outOfDate(m)
 }
 
 func outOfDate(m *machine.Machine) error {

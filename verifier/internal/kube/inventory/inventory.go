@@ -87,6 +87,9 @@ type Options struct {
 	// Token, if set, receives at each change of a record the id of the attestation token that its
 	// machine may use now, or "".
 	Token func(uid, tokenID string)
+	// Requested, if set, receives each machine that waits for its node's certificate, at each change of
+	// its record.
+	Requested func(uid string)
 	// RenewKeys replaces keys from before a restore of etcd. It fails if such keys remain. The front
 	// has none.
 	RenewKeys func(context.Context) error
@@ -159,6 +162,9 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	if o.Token == nil {
 		o.Token = func(string, string) {}
 	}
+	if o.Requested == nil {
+		o.Requested = func(string) {}
+	}
 	k := &Inventory{
 		o: o, config: c, log: o.Log, began: o.Now(), host: r.Host,
 		dirty: make(chan struct{}, 1),
@@ -187,7 +193,7 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 		Recorded:        func(uid string, l latch) { k.recorded(uid, l) },
 		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
 		Rejected: func(name types.NamespacedName, rejected bool) { k.Faults.setRejected(name, rejected) },
-		Token:    o.Token,
+		Token:    o.Token, Requested: o.Requested,
 	})
 	k.Faults = &Faults{log: o.Log, trigger: &k.Triggers.PolicyStatus, all: map[faultKey]fault{},
 		rejected: map[types.NamespacedName]bool{}}

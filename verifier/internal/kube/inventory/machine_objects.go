@@ -134,6 +134,7 @@ type attestation struct {
 	latch      latch
 	condition  bool                         // its condition Accepted is not True
 	tokenID    string                       // of the attestation token that the machine may use
+	requests   bool                         // the node's certificate, which it does not have yet
 	whole      *v1alpha1.MachineAttestation // nil unless it is kept
 }
 
@@ -177,7 +178,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 			}
 		}
 	}
-	a.tokenID = tokenOf(status)
+	a.tokenID, a.requests = tokenOf(status), requests(status)
 	a.latch.pool, _ = status["pool"].(string)
 	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
 	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
@@ -239,6 +240,13 @@ func tokenOf(status map[string]any) string {
 	}
 	id, _, _ := unstructured.NestedString(status, "token", "id")
 	return id
+}
+
+// requests reports whether a machine requested its node's certificate and has not received it.
+func requests(status map[string]any) bool {
+	_, requested := status["certificateRequest"].(map[string]any)
+	issued, _, _ := unstructured.NestedString(status, "certificate", "issued")
+	return requested && issued == ""
 }
 
 // liveCredentials returns the ids of the bootstrap credentials that have not expired, and whether any
@@ -316,6 +324,9 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		ms.o.Recorded(uid, a.latch)
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, a.tokenID)
+		if a.requests {
+			ms.o.Requested(uid)
+		}
 	}
 	ms.o.Rejected(o.NamespacedName, a.condition)
 	if a.enrollment != nil && a.enrollment.Spec.MachineRef != nil && uid == "" {

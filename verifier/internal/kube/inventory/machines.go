@@ -57,6 +57,8 @@ type machinesOptions struct {
 	// Token is called at each change of a record with the id of the attestation token that its Machine
 	// may use now, or "".
 	Token func(uid, tokenID string)
+	// Requested is called at each change of the record of a machine that waits for its node's certificate.
+	Requested func(uid string)
 	// RolesChanged is called after changes of Nodes, or of the state that determines their roles.
 	RolesChanged func()
 	// Rejected is called with each usable state of a MachineAttestation, and when it was deleted. It

@@ -22,6 +22,7 @@ var eventOf = map[string]struct {
 	"Denied":      {"Denied", "", true},
 	"Fetched":     {"Fetched", "fetched the ", false},
 	"Joined":      {"Joined", "joined ", false},
+	"Certified":   {"Certified", "certified ", false},
 	"Failed":      {"FirstBootFailed", "the machine reports: ", true},
 	"Warning":     {"AttestedWithWarning", "", true},
 	"Quarantined": {"Quarantined", "quarantined ", true},

@@ -46,8 +46,12 @@ type Options struct {
 	Confirm func(ctx context.Context, uid string) error
 	// Ready returns an error while the inventory is not reliable for this Machine.
 	Ready func(uid string) error
-	Log   *slog.Logger     // default: none
-	Now   func() time.Time // default time.Now
+	// Certificates means that a machine that attested its kubelet's key gets a certificate in place of a
+	// credential.
+	Certificates bool
+
+	Log *slog.Logger     // default: none
+	Now func() time.Time // default time.Now
 }
 
 // Records is the store of records.
@@ -257,7 +261,8 @@ func (r *Reconciler) token(ctx context.Context, session store.Session, uid strin
 	}
 	now := r.o.Now()
 	token := record.CredentialToken(rec, now)
-	if token == nil && err == nil {
+	// A machine that attested its kubelet's key gets a certificate for it. The approver accepts only that key.
+	if err == nil && (token == nil || r.o.Certificates && rec.Status.CSRKeySHA256 != "") {
 		return rec, nil, nil
 	}
 	if err := r.o.Ready(uid); err != nil {

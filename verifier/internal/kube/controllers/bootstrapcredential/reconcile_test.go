@@ -49,7 +49,7 @@ type site struct {
 	now                  func() time.Time
 }
 
-func newSite(t *testing.T, kind config.CredentialKind) *site {
+func newSite(t *testing.T, kind config.CredentialKind, change ...func(*bootstrapcredential.Options)) *site {
 	t.Helper()
 	c := cluster.StartShared(t)
 	s := &site{T: t, records: map[string]*v1alpha1.MachineAttestation{}, now: time.Now}
@@ -76,13 +76,17 @@ func newSite(t *testing.T, kind config.CredentialKind) *site {
 			Lifetime: config.Duration(time.Hour)},
 	})
 	s.ok(err)
-	s.controller = bootstrapcredential.New(bootstrapcredential.Options{
+	o := bootstrapcredential.Options{
 		Issuer: issuer, Records: s, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Redeemable: func(string, string, time.Time) error { return s.redeemable },
 		Confirm:    func(context.Context, string) error { return s.confirm },
 		Ready:      func(string) error { return s.ready },
 		Now:        func() time.Time { return s.now() },
-	})
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	s.controller = bootstrapcredential.New(o)
 	s.manager, err = kube.NewManager(c.Admin(), kube.Options{Log: slog.New(slog.DiscardHandler)})
 	s.ok(err)
 	s.ok(s.controller.SetupWithManager(s.manager))
@@ -208,6 +212,23 @@ func TestReconcile_RecordsACredentialBeforeItIsPublished(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A machine that attested its kubelet's key gets a certificate, but no credential.
+func TestReconcile_MakesNoCredentialForAnAttestedKey(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken, func(o *bootstrapcredential.Options) { o.Certificates = true })
+	keyed, plain := s.attested(), s.attested()
+	s.change(keyed, func(r *v1alpha1.MachineAttestation) { r.Status.CSRKeySHA256 = "k1" })
+	s.ok(s.reconcile(keyed))
+	if s.secret(keyed) != nil || len(s.records[keyed].Status.Credentials) > 0 {
+		t.Error("it has a credential")
+	}
+	s.ok(s.reconcile(plain))
+	s.serves(plain, "t1")
+	// It attests again without a key.
+	s.change(keyed, func(r *v1alpha1.MachineAttestation) { r.Status.CSRKeySHA256, r.Status.Token.ID = "", "t2" })
+	s.ok(s.reconcile(keyed))
+	s.serves(keyed, "t2")
 }
 
 // The front can write records. What a Machine is decides the inventory.

@@ -25,7 +25,8 @@ import (
 const ConditionReason = "mcs-attest"
 
 // approve approves a request. For a client certificate with attestation, it first writes the
-// key to the machine's record.
+// key to the machine's record. For the first serving certificate of a machine that has its client
+// certificate from the verifier, it first writes that the machine joined.
 func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
 	now time.Time) error {
 	message := "This CSR was approved by mcs-attest: "
@@ -40,12 +41,27 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 			}
 		}
 		first := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			if d.Attested {
+				return record.Certify(rec, d.Certificate(csr.Name), now)
+			}
 			return record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
 		}
 		if err := r.o.Records.Update(ctx, d.RecordUID, first); err != nil {
 			return err
 		}
-		message += fmt.Sprintf("%s attested, and created the request with its own credential", subject(d))
+		how := "created the request with its own credential"
+		if d.Attested {
+			how = "signed the request with the key that it attested"
+		}
+		message += fmt.Sprintf("%s attested, and %s", subject(d), how)
+	case d.Arrived != "":
+		arrived := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Arrived(rec, d.Node, now), nil
+		}
+		if err := r.o.Records.Update(ctx, d.Arrived, arrived); err != nil {
+			return err
+		}
+		fallthrough
 	default:
 		message += "the request matches the kubelet of " + subject(d)
 	}

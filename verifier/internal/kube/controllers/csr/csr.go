@@ -157,8 +157,8 @@ func New(o Options) (*Controllers, error) {
 		o.Audit = audit.New(o.Log)
 	}
 	return &Controllers{
-		o: o, rules: approval.Rules(o.Config, o.Credential), audit: o.Audit, metrics: newMetrics(), writes: newBudget(),
-		findings: findings{log: o.Log},
+		o: o, rules: approval.Rules(o.Config, o.Credential, o.Namespace), audit: o.Audit, metrics: newMetrics(),
+		writes: newBudget(), findings: findings{log: o.Log},
 	}, nil
 }
 

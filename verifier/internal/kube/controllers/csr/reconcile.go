@@ -100,6 +100,9 @@ func (r *reconciler) owner(csr *certificatesv1.CertificateSigningRequest) string
 	if req.Kind == approver.Serving {
 		return "node/" + req.Username
 	}
+	if uid, ok := r.rules.Issues(req); ok {
+		return ofMachine(uid)
+	}
 	if uid, ok := r.o.Machines.ByCredential(req.CredentialID); ok && req.CredentialID != "" {
 		return ofMachine(uid)
 	}

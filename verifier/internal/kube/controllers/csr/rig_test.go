@@ -256,7 +256,8 @@ func (s *site) list() *approval.Snapshot {
 }
 
 func (s *site) snapshot(namespaces ...string) (*approval.Snapshot, error) {
-	return approval.TakeSnapshot(context.Background(), s.reader, approval.Rules(s.options.Config, s.options.Credential),
+	return approval.TakeSnapshot(context.Background(), s.reader,
+		approval.Rules(s.options.Config, s.options.Credential, s.options.Namespace),
 		namespaces)
 }
 
