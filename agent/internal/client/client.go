@@ -169,6 +169,12 @@ func (s *Session) Attest(ctx context.Context, req *mcsattestv1.AttestRequest) (*
 	return res, s.call(ctx, s.api.attest, req, res)
 }
 
+// Certify calls the RPC of the same name.
+func (s *Session) Certify(ctx context.Context, req *mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error) {
+	res := new(mcsattestv1.CertifyResponse)
+	return res, s.call(ctx, s.api.certify, req, res)
+}
+
 // Report calls the RPC of the same name.
 func (s *Session) Report(ctx context.Context, req *mcsattestv1.ReportRequest) (*mcsattestv1.ReportResponse, error) {
 	res := new(mcsattestv1.ReportResponse)

@@ -45,6 +45,7 @@ func newAPI(c *http.Client, origin string) api {
 	return api{
 		challenge: method(mcsattestv1connect.AttestationChallengeProcedure),
 		attest:    method(mcsattestv1connect.AttestationAttestProcedure),
+		certify:   method(mcsattestv1connect.AttestationCertifyProcedure),
 		report:    method(mcsattestv1connect.AttestationReportProcedure),
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/pkg/version"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
@@ -108,6 +109,8 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	if len(targets) == 0 {
 		return skip("the pointer config (%s) names no Machine Config Server", data.From)
 	}
+	// A machine has one key, and only the first verifier certifies it.
+	targets[0].Certificate = config.Carries() == nil
 	authorities, err := config.CertificateAuthorities()
 	if err != nil {
 		return skip("the pointer config (%s): %w", data.From, err)
@@ -155,6 +158,7 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 		EventLog: a.eventLog,
 		Version:  agentVersion(),
 		Dialer:   client.NewDialer(authorities),
+		Hostname: hostname,
 	}
 	if err := a.addCloud(ctx, f, machine.ID); err != nil {
 		return nil, nil, err
@@ -213,12 +217,27 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 			if out, err = config.AddBearer(t.Origin, t.Pool, grant.Token); err != nil {
 				return nil, err
 			}
+			if out, err = addNodePair(out, grant.NodePair); err != nil {
+				return nil, err
+			}
 		}
 		if err := failure.Save(a.paths, note); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// addNodePair returns the pointer config with the kubelet's certificate and key, if there are any.
+func addNodePair(raw []byte, pair secret.Bytes) ([]byte, error) {
+	if pair.Empty() {
+		return raw, nil
+	}
+	config, err := pointer.Parse(raw)
+	if err != nil {
+		return nil, err
+	}
+	return config.AddNodePair(pair)
 }
 
 // targets returns the https servers to attest to, each one once.
@@ -252,6 +271,15 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 		out = append(out, t)
 	}
 	return out, nil
+}
+
+// hostname returns the name of this host, or "".
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
 }
 
 // agentVersion returns the agent_version field of the contract, "name/version".

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/nodecert"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
@@ -37,9 +38,10 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 	return req
 }
 
-// evidence collects what the challenge requires, bound to this connection.
+// evidence collects what the challenge requires, bound to this connection and to the kubelet's key, if
+// it is not nil.
 func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
-	ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
+	ch *mcsattestv1.ChallengeResponse, key *nodecert.Key) (*mcsattestv1.AttestRequest, error) {
 	kinds, missing := f.kinds(t, ch)
 	if len(missing) > 0 {
 		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
@@ -62,7 +64,11 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not support",
 			ch.GetBinding())}
 	}
-	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims}
+	if key != nil {
+		fields.CSRSPKI = key.SPKISHA256()
+	}
+	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims,
+		CsrSpkiSha256: fields.CSRSPKI}
 	var bank uint16
 	var pcrs []int
 	if slices.Contains(kinds, evidence.TPM2) {

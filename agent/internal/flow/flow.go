@@ -5,9 +5,10 @@
 //
 // # One round
 //
-// A round is one connection: Challenge, evidence over the transcript, Attest. After a grant, the
-// flow asks the gate with HEAD until the gate accepts the token. Ignition cannot refresh a token,
-// and every 4xx response is final for it. If the gate answers 5xx for longer than half of the
+// A round is one connection: Challenge, evidence over the transcript, Attest. If the verifier issues
+// the node's certificate, the transcript has the hash of the kubelet's key, and Certify follows. After
+// a grant, the flow asks the gate with HEAD until the gate accepts the token. Ignition cannot refresh a
+// token, and every 4xx response is final for it. If the gate answers 5xx for longer than half of the
 // token's lifetime, a new round begins.
 //
 // # Results
@@ -44,6 +45,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/nodecert"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -60,6 +62,8 @@ type Target struct {
 	Provisioning secret.Bytes
 	// Presented is true if the header in the pointer config already presents that token.
 	Presented bool
+	// Certificate is true if the pointer config can carry the node's certificate.
+	Certificate bool
 }
 
 // Grant is a token that the gate accepts.
@@ -67,6 +71,8 @@ type Grant struct {
 	Token   secret.Bytes
 	Ticket  secret.Bytes // for the failure report; may be empty
 	Machine string
+	// NodePair is the kubelet's certificate and key in PEM, or empty.
+	NodePair secret.Bytes
 }
 
 // Unchanged is the result in which the pointer config stays as it is.
@@ -123,6 +129,8 @@ type Flow struct {
 	// Clock receives the time and the certificates of each verifier that admits this machine; nil means
 	// that the clock stays as it is.
 	Clock func(time.Time, [][]*x509.Certificate)
+	// Hostname returns the name of this host; nil means that it is unknown.
+	Hostname func() string
 	// Sleep pauses; nil means [Pause].
 	Sleep func(context.Context, time.Duration) error
 	// Offline reports whether an error arose before the network was up; nil means [client.Offline].
@@ -133,6 +141,9 @@ type Flow struct {
 	// The reason that was last printed, and when.
 	waitKey  string
 	waitLast time.Duration
+
+	key                *nodecert.Key // the kubelet's, once it was needed
+	withoutCertificate bool          // a round ended without the node's certificate
 }
 
 const (
@@ -310,7 +321,11 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, m, final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract",
 			evidence.Kind(kind))}
 	}
-	req, err := f.evidence(ctx, s, t, ch)
+	key, err := f.attestedKey(t, ch)
+	if err != nil {
+		return nil, m, err
+	}
+	req, err := f.evidence(ctx, s, t, ch, key)
 	if err != nil {
 		return nil, m, err
 	}
@@ -345,6 +360,12 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	f.Console.Step("attested as machine %s (correlation id %s)", g.Machine, resp.GetCorrelationId())
 	if g.Token.Empty() {
 		return nil, m, &Unchanged{Why: "the pool's mode is " + m.name, Ticket: g.Ticket}
+	}
+	if key != nil && resp.GetCertifyTicket() != "" {
+		required := ch.GetNodeCertificate() == mcsattestv1.NodeCertificate_NODE_CERTIFICATE_REQUIRED
+		if g.NodePair, err = f.certify(ctx, s, resp.GetCertifyTicket(), key, required); err != nil {
+			return nil, m, err
+		}
 	}
 	return g, m, nil
 }

@@ -16,6 +16,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -54,6 +55,7 @@ type Verifier struct {
 	ChallengeFunc func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error)
 	AttestFunc    func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)
 	GateFunc      func(http.ResponseWriter, *http.Request) bool // returns true if it answered
+	CertifyFunc   func(*mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error)
 	// Front receives each API request first, as a load balancer does. It returns true if it
 	// answered.
 	Front func(http.ResponseWriter, *http.Request) bool
@@ -67,6 +69,9 @@ type Verifier struct {
 	Mode     mcsattestv1.Mode // Enforce by default
 	// ProvisioningToken is the token that verifier and gate accept where it is required.
 	ProvisioningToken string
+	// NodeCertificate is what the default challenge states. Nodes are the names of the Machine.
+	NodeCertificate mcsattestv1.NodeCertificate
+	Nodes           []string
 	// Clouds verify the documents of the required kinds. The Machine is the one that the claims
 	// name.
 	Clouds map[evidence.Kind]evidence.Verifier
@@ -80,6 +85,14 @@ type Verifier struct {
 	tokens  []string // every Authorization header that the gate received
 	claims  []string
 	offered [][]mcsattestv1.EvidenceKind
+	caKey   *ecdsa.PrivateKey
+	keys    [][]byte               // the attested hash of each granted attestation
+	issuing map[string]certifiable // by certify ticket
+}
+
+type certifiable struct {
+	key    []byte
+	remote string
 }
 
 type pending struct {
@@ -93,7 +106,7 @@ type pending struct {
 // Start starts the servers, which run until the test ends.
 func (v *Verifier) Start(t testing.TB) {
 	t.Helper()
-	v.pending = map[string]*pending{}
+	v.pending, v.issuing = map[string]*pending{}, map[string]certifiable{}
 	certificate := v.certify(t)
 	mux := http.NewServeMux()
 	prefix, api := mcsattestv1connect.NewAttestationHandler(v)
@@ -117,6 +130,7 @@ func (v *Verifier) certify(t testing.TB) tls.Certificate {
 	t.Helper()
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	fatal(t, err)
+	v.caKey = caKey
 	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	fatal(t, err)
 	ca := &x509.Certificate{
@@ -170,6 +184,13 @@ func (v *Verifier) Offered() [][]mcsattestv1.EvidenceKind {
 	return v.offered
 }
 
+// Keys returns the hash of the kubelet's key in each granted attestation.
+func (v *Verifier) Keys() [][]byte {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.keys
+}
+
 // Claims returns the claims of the granted attestations.
 func (v *Verifier) Claims() []string {
 	v.mu.Lock()
@@ -214,7 +235,7 @@ func (v *Verifier) Challenge(_ context.Context,
 		Sealed: sealed, Nonce: nonce, Binding: mcsattestv1.BindingMode_BINDING_MODE_EXPORTER,
 		Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
 		Mode:     mcsattestv1.Mode_MODE_ENFORCE, Unattested: mcsattestv1.Unattested_UNATTESTED_DENY,
-		LifetimeSeconds: 120, Pool: req.Msg.GetPool(), Origin: req.Msg.GetOrigin(),
+		LifetimeSeconds: 120, Pool: req.Msg.GetPool(), Origin: req.Msg.GetOrigin(), NodeCertificate: v.NodeCertificate,
 	}
 	if v.Required != nil {
 		resp.Required = v.Required
@@ -279,6 +300,7 @@ func (v *Verifier) Attest(ctx context.Context,
 	}
 	v.mu.Lock()
 	v.claims = append(v.claims, string(req.Msg.GetClaims()))
+	v.keys = append(v.keys, req.Msg.GetCsrSpkiSha256())
 	v.mu.Unlock()
 	resp := &mcsattestv1.AttestResponse{
 		Token: Token, TokenLifetimeSeconds: 600, ReportTicket: Ticket, Machine: "default/worker-0", CorrelationId: "decade",
@@ -290,7 +312,45 @@ func (v *Verifier) Attest(ctx context.Context,
 	if p.challenge.GetMode() == mcsattestv1.Mode_MODE_AUDIT {
 		resp.Token, resp.TokenLifetimeSeconds = "", 0
 	}
+	if key := req.Msg.GetCsrSpkiSha256(); len(key) > 0 && v.NodeCertificate != 0 {
+		resp.CertifyTicket = hex.EncodeToString(random())
+		v.mu.Lock()
+		v.issuing[resp.GetCertifyTicket()] = certifiable{key, req.Peer().Addr}
+		v.mu.Unlock()
+	}
 	return connect.NewResponse(resp), nil
+}
+
+// Certify implements the service.
+func (v *Verifier) Certify(_ context.Context,
+	req *connect.Request[mcsattestv1.CertifyRequest]) (*connect.Response[mcsattestv1.CertifyResponse], error) {
+	if v.CertifyFunc != nil {
+		if resp, err := v.CertifyFunc(req.Msg); resp != nil || err != nil {
+			return connect.NewResponse(resp), err
+		}
+	}
+	v.mu.Lock()
+	may, ok := v.issuing[req.Msg.GetTicket()]
+	v.mu.Unlock()
+	if !ok || may.remote != req.Peer().Addr {
+		return nil, Denial(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, false)
+	}
+	resp := &mcsattestv1.CertifyResponse{Nodes: v.Nodes}
+	if len(req.Msg.GetCsr()) == 0 {
+		return connect.NewResponse(resp), nil
+	}
+	csr, err := x509.ParseCertificateRequest(req.Msg.GetCsr())
+	if err != nil {
+		return nil, err
+	}
+	if sum := sha256.Sum256(csr.RawSubjectPublicKeyInfo); csr.CheckSignature() != nil || !bytes.Equal(sum[:], may.key) {
+		return nil, Denial(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, false)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(3), Subject: csr.Subject, NotAfter: time.Now().Add(time.Hour),
+	}, v.Authority, csr.PublicKey, v.caKey)
+	resp.Certificates = [][]byte{der}
+	return connect.NewResponse(resp), err
 }
 
 func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) error {
@@ -305,7 +365,7 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	fields := transcript.Fields{
 		Sealed: req.GetSealed(), Nonce: p.challenge.GetNonce(), Binding: "exporter", Exporter: exporter,
 		ServerSPKI: req.GetServerSpkiSha256(), Origin: p.challenge.GetOrigin(), Pool: p.challenge.GetPool(),
-		Claims: req.GetClaims(),
+		Claims: req.GetClaims(), CSRSPKI: req.GetCsrSpkiSha256(),
 	}
 	var kinds []evidence.Kind
 	for _, k := range p.challenge.GetRequired() {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/nodecert"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// certifyWait is how long the flow waits for a certificate that the policy does not require. The
+// Machine may have no name yet.
+const certifyWait = time.Minute
+
+// errWithoutCertificate reports that this machine continues without its node's certificate. A new
+// round attests no key, so that the kubelet can make its own. It does not wrap the denial, which is
+// not one of the attestation.
+type errWithoutCertificate struct{ last error }
+
+func (e *errWithoutCertificate) Error() string {
+	return fmt.Sprintf("this machine continues without its node's certificate: %v", e.last)
+}
+
+// attestedKey returns the key to attest, or nil if the verifier issues no certificate, or the pointer
+// config cannot carry one.
+func (f *Flow) attestedKey(t Target, ch *mcsattestv1.ChallengeResponse) (*nodecert.Key, error) {
+	if ch.GetNodeCertificate() == mcsattestv1.NodeCertificate_NODE_CERTIFICATE_UNSPECIFIED || !t.Certificate ||
+		f.withoutCertificate {
+		return nil, nil
+	}
+	if f.key == nil {
+		key, err := nodecert.New()
+		if err != nil {
+			return nil, final{err}
+		}
+		f.key = key
+	}
+	return f.key, nil
+}
+
+// certify returns the kubelet's certificate and key. It waits while the Machine has no name, and while
+// the cluster signs.
+func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, key *nodecert.Key,
+	required bool) (secret.Bytes, error) {
+	began := f.now()
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+		pair, err := f.certifyOnce(ctx, s, ticket, key)
+		if err == nil {
+			f.Console.Step("received the node's certificate")
+			return pair, nil
+		}
+		var denied *client.Denied
+		temporary := errors.As(err, &denied) && denied.Temporary
+		switch {
+		case ctx.Err() != nil || denied == nil && !isFinal(err):
+			return secret.Bytes{}, err // a new round
+		case required && !temporary:
+			return secret.Bytes{}, final{err}
+		case !required && (!temporary || f.now()-began >= certifyWait):
+			f.withoutCertificate = true
+			return secret.Bytes{}, &errWithoutCertificate{err}
+		}
+		wait := max(min(denied.RetryAfter, maxPause), pause)
+		f.waiting(err, wait)
+		if err := f.sleep(ctx, wait); err != nil {
+			return secret.Bytes{}, err
+		}
+	}
+}
+
+func (f *Flow) certifyOnce(ctx context.Context, s *client.Session, ticket string, key *nodecert.Key) (
+	secret.Bytes, error) {
+	res, err := s.Certify(ctx, &mcsattestv1.CertifyRequest{Ticket: ticket})
+	if err != nil {
+		return secret.Bytes{}, err
+	}
+	hostname := ""
+	if f.Hostname != nil {
+		hostname = f.Hostname()
+	}
+	node, ok := nodecert.Choose(res.GetNodes(), hostname)
+	if !ok {
+		return secret.Bytes{}, final{fmt.Errorf("the Node of this machine may have the names %.10q, and its host name is %q",
+			res.GetNodes(), hostname)}
+	}
+	csr, err := key.Request(node)
+	if err != nil {
+		return secret.Bytes{}, final{err}
+	}
+	if res, err = s.Certify(ctx, &mcsattestv1.CertifyRequest{Ticket: ticket, Csr: csr}); err != nil {
+		return secret.Bytes{}, err
+	}
+	pair, err := key.Pair(node, res.GetCertificates())
+	if err != nil {
+		return secret.Bytes{}, final{err}
+	}
+	return pair, nil
+}
