@@ -153,10 +153,11 @@ func selections() (all []selection) {
 	folders := map[string]map[string]string{
 		"openshift": {
 			"approver": "approver", "cap": "cap", "certificates": "certificates", "credential": "credential",
-			"render": "render", "userData": "user-data",
+			"nodeCertificate": "node-certificate", "render": "render", "userData": "user-data",
 		},
 		"kubernetes": {
 			"approver": "approver-kubernetes", "credential": "credential-kubernetes", "monitoring": "monitoring",
+			"nodeCertificate": "node-certificate",
 		},
 	}
 	for _, overlay := range Overlays {

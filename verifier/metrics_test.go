@@ -21,7 +21,7 @@ import (
 // labels has the values that each label of a front may have. docs/operating.md has the labels.
 func labels() map[string][]string {
 	pools := []string{"", "*", "worker", "master"}
-	events := []string{"challenge", "attest", "fetch", "report"}
+	events := []string{"challenge", "attest", "certify", "fetch", "report"}
 	sets := []string{"serving-certificate", "ek-roots"}
 	kinds := []string{"machine", "reference-values", "ek-root", "config"}
 	for section := range trust.Sections {

@@ -27,6 +27,7 @@ var components = []component{
 	{"certificates", map[string]string{openshift: "certificates"}},
 	{"credential", map[string]string{openshift: "credential", kubernetes: "credential-kubernetes"}},
 	{"monitoring", map[string]string{kubernetes: "monitoring"}},
+	{"nodeCertificate", map[string]string{openshift: "node-certificate", kubernetes: "node-certificate"}},
 	{"render", map[string]string{openshift: "render"}},
 	{"userData", map[string]string{openshift: "user-data"}},
 }

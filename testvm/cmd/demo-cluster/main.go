@@ -2,19 +2,23 @@
 
 // Command demo-cluster demonstrates a cluster: a real Kubernetes API with OpenShift's Machines,
 // three verifiers behind a load balancer, and one virtual machine. The machine attests and is
-// provisioned, and its kubelet becomes the Node of its Machine, while one verifier is killed. The
-// demo prints the events as they happen, each line with its source.
+// provisioned, and its kubelet becomes the Node of its Machine, while one verifier is killed. Its
+// config has no credential: the agent gets the node's certificate. A second machine gets a credential
+// of its own instead. The demo prints the events as they happen, each line with its source.
 //
 // Everything is real except for the hardware, the container runtime, which runs no containers, and
 // the Machine Config Server, which answers like the real one. `make demo-cluster` runs it.
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strings"
 	"sync/atomic"
+	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/testvm/replicas"
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
@@ -45,13 +49,15 @@ func story(s *stage.Stage) {
 	s.Rule("a Kubernetes API with OpenShift's Machines; the verifier is installed")
 	c := cluster.Start(s, replicas.Controllers())
 	c.InstallOpenShift(s)
-	s.Say("you", "$ kubectl apply -k my-cluster    # overlays/openshift, components/credential, components/approver")
+	s.Say("you", "$ kubectl apply -k my-cluster    # overlays/openshift, and the components credential, approver and "+
+		"node-certificate")
+	s.Say("you", "$ cat mcs-attest.yaml    # credential: {mode: CertificateOrToken}, approver: {}")
 	s.Say("you", "$ kubectl create -f deploy/policies/audit.yaml    # every pool: Audit")
 	s.Say("you", "$ kubectl apply -f policy-workers.yaml    # pool worker: Enforce")
 	var last atomic.Int32
 	installed := replicas.Start(s, r, c, replicas.Config{
-		Policy: policy, Components: []string{"credential", "approver"},
-		Settings: map[string]any{"credential": map[string]any{}, "approver": map[string]any{}},
+		Policy: policy, Components: []string{"credential", "approver", "node-certificate"},
+		Settings: map[string]any{"credential": map[string]any{"mode": "CertificateOrToken"}, "approver": map[string]any{}},
 		OnAudit: func(replica int, a rig.Audit) {
 			last.Store(int32(replica))
 			s.Audit(fmt.Sprintf("replica%d", replica), a)
@@ -83,24 +89,64 @@ func story(s *stage.Stage) {
 	show(s, installed, "attest", "approve", id, "--machine", "worker-0")
 	node.WaitFor("^rig: provisioned ")
 
-	s.Rule("its kubelet requests a certificate with the machine's own credential")
-	installed.WaitNode("worker-0")
-	installed.Linked("worker-0", "worker-0")
-	node.WaitFor("^rig: kubelet has its server certificate")
-	installed.Cluster.Kubectl(s, "wait", "--for=condition=Ready", "--timeout=2m", "node/worker-0")
+	s.Rule("its kubelet uses the certificate for the key that the machine attested")
+	joined(s, installed, node, "worker-0")
 	show(s, installed, "get", "csr")
 	show(s, installed, "get", "nodes", "-o", "wide")
 	installed.WaitPhase(uid, "Joined")
-	installed.WaitEvents(uid, "Attested", "Fetched", "Joined")
+	installed.WaitEvents(uid, "Attested", "Certified", "Fetched", "Joined")
 	node.Kill()
+	s.Say("demo", "its kubeconfig has the token %q", installed.TokenOf(node.ReadFile("/etc/kubernetes/kubeconfig")))
 	if got := node.ReadFile("/etc/provisioned"); got != content {
 		s.Fatalf("the disk holds %q", got)
 	}
+
+	s.Rule("a machine whose pointer config cannot carry a certificate gets a credential of its own")
+	installed.Machine("worker-1", "worker")
+	installed.Provisioned("worker-1", "worker-1")
+	other := r.NewTPM()
+	installed.Enroll("worker-1", other)
+	second := r.Boot(rig.VM{Name: "worker-1", TPM: other, Kubelet: installed.Kubelet("worker-1"), OnLine: s.Console,
+		Pointer: bytes.Replace(installed.Pointer("worker"), []byte("{"), []byte(`{"storage":{"directories":[{"path":"`+
+			pointer.NodePair+`"}]},`), 1)})
+	joined(s, installed, second, "worker-1")
+	second.Kill()
+	show(s, installed, "get", "csr")
+
+	s.Rule("the time from the attestation to the Node's condition Ready")
+	s.Say("demo", "with the certificate: %v", took(s, installed, "worker-0"))
+	s.Say("demo", "with a credential:    %v", took(s, installed, "worker-1"))
 
 	s.Rule("the cluster's record of it")
 	show(s, installed, "attest", "status")
 	show(s, installed, "-n", replicas.Machines, "get", "machineattestations")
 	show(s, installed, "-n", replicas.Machines, "events", "--for", "machine.machine.openshift.io/worker-0")
+}
+
+// joined waits until the machine is the Node of its Machine.
+func joined(s *stage.Stage, installed *replicas.Set, node *rig.Node, name string) {
+	installed.WaitNode(name)
+	installed.Linked(name, name)
+	node.WaitFor("^rig: kubelet has its server certificate")
+	installed.Cluster.Kubectl(s, "wait", "--for=condition=Ready", "--timeout=2m", "node/"+name)
+}
+
+// took returns the time from the attestation of a machine until its Node was ready, in seconds.
+func took(s *stage.Stage, installed *replicas.Set, name string) time.Duration {
+	read := func(args ...string) time.Time {
+		text := strings.TrimSpace(installed.Cluster.Kubectl(s, args...))
+		at, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			s.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
+		}
+		return at
+	}
+	uid := strings.TrimSpace(installed.Cluster.Kubectl(s, "-n", replicas.Machines, "get", "machines.machine.openshift.io",
+		name, "-o", "jsonpath={.metadata.uid}"))
+	attested := read("-n", replicas.Machines, "get", "machineattestations", "-o",
+		`jsonpath={.items[?(@.status.machineUID=="`+uid+`")].status.lastAttested}`)
+	ready := read("get", "node", name, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].lastTransitionTime}`)
+	return ready.Sub(attested)
 }
 
 // show runs a kubectl command and prints its output.
