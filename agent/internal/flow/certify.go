@@ -15,8 +15,9 @@ import (
 )
 
 // certifyWait is how long the flow waits for a certificate that the policy does not require. The
-// Machine may have no name yet.
-const certifyWait = time.Minute
+// Machine may have no name yet, or another replica of the controller takes over, which may last more
+// than two minutes (the lease of OpenShift's operators).
+const certifyWait = 3 * time.Minute
 
 // errWithoutCertificate reports that this machine continues without its node's certificate. A new
 // round attests no key, so that the kubelet can make its own. It does not wrap the denial, which is

@@ -24,12 +24,16 @@ func TestReader_ReturnsTheKeyOfACertifiedMachine(t *testing.T) {
 		change func(*v1alpha1.MachineAttestationStatus)
 		want   string
 	}{
-		"certified":                 {func(*v1alpha1.MachineAttestationStatus) {}, "k1"},
-		"not issued":                {func(s *v1alpha1.MachineAttestationStatus) { s.Certificate.Issued = nil }, ""},
-		"not asked":                 {func(s *v1alpha1.MachineAttestationStatus) { s.CSRKeySHA256, s.Certificate = "", nil }, ""},
+		"certified":  {func(*v1alpha1.MachineAttestationStatus) {}, "k1"},
+		"not issued": {func(s *v1alpha1.MachineAttestationStatus) { s.Certificate.Issued = nil }, ""},
+		"not asked": {func(s *v1alpha1.MachineAttestationStatus) {
+			s.CSRKeySHA256, s.Certificate = "", nil
+		}, ""},
 		"another key":               {func(s *v1alpha1.MachineAttestationStatus) { s.CSRKeySHA256 = "k2" }, ""},
 		"of an earlier attestation": {func(s *v1alpha1.MachineAttestationStatus) { s.Token.ID = "t2" }, ""},
-		"an expired token":          {func(s *v1alpha1.MachineAttestationStatus) { s.Token.Expiry = metav1.NewTime(now) }, ""},
+		"an expired token": {func(s *v1alpha1.MachineAttestationStatus) {
+			s.Token.Expiry = metav1.NewTime(now)
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec := &v1alpha1.MachineAttestation{}

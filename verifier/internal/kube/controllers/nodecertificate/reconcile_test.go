@@ -157,7 +157,8 @@ func TestReconcile_CreatesOneRequestAndDeliversItsCertificate(t *testing.T) {
 		t.Fatalf("%d requests", len(all))
 	}
 	csr := &all[0]
-	if csr.Name != approver.Name(uid, s.hash()) || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName ||
+	if csr.Name != approver.Name(uid, s.hash()) ||
+		csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName ||
 		csr.Spec.ExpirationSeconds == nil || *csr.Spec.ExpirationSeconds != 4*3600 || len(csr.Status.Conditions) != 0 {
 		t.Errorf("%+v", csr)
 	}
