@@ -76,7 +76,7 @@ func TestWrongNodeSections(t *testing.T) {
 		"approver: {attestation: 'Off', kubeletCA: x}\n":                           "approver.kubeletCA",
 		"approver: {attestation: 'Off', pendingPerMachine: -1}":                    "pendingPerMachine",
 		"certificates: {rotate: Never}\n":                                          "certificates.rotate",
-		"certificates: {signerKey: RSA-1024}\n":                                    "signerKey: \"RSA-1024\" is not one of [RSA-2048",
+		"certificates: {signerKey: RSA-1024}\n":                                    "signerKey: \"RSA-1024\" is not one of",
 		"render: {preApprovedAllows: [etc/x]}\n":                                   "preApprovedAllows",
 		"render: {kubeconfigConfigMap: x}\n":                                       "kubeconfigConfigMap",
 		"render: {unknown: 1}\n":                                                   "unknown",
