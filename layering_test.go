@@ -10,6 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"maps"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -126,6 +127,25 @@ func TestOtherLibrariesDecideNothing(t *testing.T) {
 				t.Errorf("%s depends on %s, which may not decide", p.ImportPath, d)
 			}
 		}
+	}
+}
+
+// The programs themselves import these libraries: a test or a dependency that imports one is not enough.
+func TestProductUsesTheLibrariesOfTheField(t *testing.T) {
+	unused := map[string]bool{
+		"github.com/google/go-tpm": true, "github.com/google/go-tpm-tools": true, "github.com/google/go-attestation": true,
+		"cloud.google.com/go/compute/metadata": true, "github.com/aws/aws-sdk-go-v2": true, "golang.org/x/crypto": true,
+	}
+	for _, p := range list(t, "./agent/...", "./pkg/...", "./verifier/...") {
+		if strings.HasSuffix(p.ImportPath, "test") {
+			continue
+		}
+		for _, i := range p.Imports {
+			maps.DeleteFunc(unused, func(library string, _ bool) bool { return under(i, library) })
+		}
+	}
+	for library := range unused {
+		t.Errorf("no program imports %s", library)
 	}
 }
 

@@ -25,9 +25,9 @@ func Agent() (string, error) { return agent() }
 
 var (
 	verifier = sync.OnceValues(func() (string, error) { return build("verifier", "mcs-attest-verifier") })
-	// The tag is the same as in the Makefile.
+	// The flags are the same as in the Makefile.
 	agent = sync.OnceValues(func() (string, error) {
-		return build("agent", "mcs-attest-agent", "-tags=nethttpomithttp2")
+		return build("agent", "mcs-attest-agent", "-tags=nethttpomithttp2", "-gcflags=all=-l")
 	})
 )
 

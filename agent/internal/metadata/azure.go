@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -76,7 +77,20 @@ func explainAzure(path string, status int) *Fault {
 }
 
 func (z *Azure) get(ctx context.Context, what, path string, query url.Values) ([]byte, error) {
-	return z.read(ctx, what, path+"?"+query.Encode(), "Metadata", "true")
+	client := z.client()
+	return z.ask(ctx, what, func(ctx context.Context) ([]byte, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://169.254.169.254"+path+"?"+query.Encode(), nil)
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("Metadata", "true")
+		resp, err := client.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		return io.ReadAll(resp.Body)
+	})
 }
 
 // UserData returns the instance's decoded user data. It is empty if there is none; the machine may

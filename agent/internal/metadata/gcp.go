@@ -6,10 +6,15 @@ import (
 	"context"
 	"errors"
 	"net/url"
+
+	gce "cloud.google.com/go/compute/metadata"
 )
 
 // GCP is a client of Google Compute Engine's metadata server.
-type GCP struct{ *service }
+type GCP struct {
+	*service
+	gce *gce.Client
+}
 
 const (
 	gcpUserData = "the attribute user-data"
@@ -26,11 +31,14 @@ func NewGCP(base string, p Patience) (*GCP, error) {
 	// A response without this header is not from the metadata server. Google's documentation asks
 	// clients to check.
 	s.headerName, s.headerValue = "Metadata-Flavor", "Google"
-	return &GCP{s}, nil
+	return &GCP{service: s, gce: gce.NewClient(s.client())}, nil
 }
 
 func (g *GCP) get(ctx context.Context, what, suffix string) ([]byte, error) {
-	return g.read(ctx, what, "/computeMetadata/v1/"+suffix, g.headerName, g.headerValue)
+	return g.ask(ctx, what, func(ctx context.Context) ([]byte, error) {
+		text, err := g.gce.GetWithContext(ctx, suffix)
+		return []byte(text), err
+	})
 }
 
 // UserData returns the instance's unmodified attribute user-data, or a Fault with Absent set if it

@@ -249,24 +249,6 @@ func plain(err error) string {
 	return err.Error()
 }
 
-// read asks for the path and query. The header marks the request as the machine's own.
-func (s *service) read(ctx context.Context, what, path, name, value string) ([]byte, error) {
-	client := s.client()
-	return s.ask(ctx, what, func(ctx context.Context) ([]byte, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://169.254.169.254"+path, nil)
-		if err != nil {
-			return nil, err
-		}
-		req.Header.Set(name, value)
-		resp, err := client.Do(req)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = resp.Body.Close() }()
-		return io.ReadAll(resp.Body)
-	})
-}
-
 // ask retries until it has a response, a fault that a retry cannot fix, or no patience left. What
 // names the requested item, for the console.
 func (s *service) ask(ctx context.Context, what string, once func(context.Context) ([]byte, error)) ([]byte, error) {

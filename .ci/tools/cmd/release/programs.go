@@ -25,10 +25,16 @@ const (
 // binary is the path of a program for an architecture.
 func (r *release) binary(program, arch string) string { return r.file(program + "-linux-" + arch) }
 
-// program is a program of the product: its name, its folder and its build tags.
-type program struct{ name, folder, tags string }
+// program is a program of the product: its name, its folder, and its own build flags.
+type program struct {
+	name, folder string
+	flags        []string
+}
 
-var programs = []program{{agent, "./agent", "nethttpomithttp2"}, {verifier, "./verifier", ""}}
+var programs = []program{
+	{agent, "./agent", []string{"-tags=nethttpomithttp2", "-gcflags=all=-l"}},
+	{verifier, "./verifier", nil},
+}
 
 func (r *release) programs(ctx context.Context, arch string) error {
 	for _, p := range programs {
@@ -51,8 +57,8 @@ func buildEnv(arch string) []string {
 func (r *release) build(ctx context.Context, arch string, p program) error {
 	stamp := fmt.Sprintf("-s -w -buildid= -X %[1]s/pkg/version.version=%[2]s -X %[1]s/pkg/version.commit=%[3]s "+
 		"-X %[1]s/pkg/version.date=%[4]d", module, r.version, r.commit, r.date.Unix())
-	_, err := output(ctx, r.source, buildEnv(arch), "go", "build", "-trimpath", "-buildvcs=false", "-tags="+p.tags,
-		"-ldflags="+stamp, "-o", r.binary(p.name, arch), p.folder)
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + stamp}, p.flags...)
+	_, err := output(ctx, r.source, buildEnv(arch), "go", append(args, "-o", r.binary(p.name, arch), p.folder)...)
 	return err
 }
 
