@@ -19,14 +19,14 @@ import (
 // bytes, which may be random for any number of boxes.
 const (
 	xchacha   = 1 // XChaCha20-Poly1305
-	aesGCM    = 2 // AES-256-GCM, for FIPS 140 mode; see gcm
+	aesGCM    = 2 // AES-256-GCM, for strict FIPS 140 mode; see gcm
 	nonceSize = chacha20poly1305.NonceSizeX
 )
 
-// algorithm returns the algorithm of new boxes. Versions that do not know aesGCM still run beside this one outside FIPS
-// 140 mode, in which they could not seal in any case.
+// algorithm returns the algorithm of new boxes. Replicas of a version without aesGCM cannot open it. It is only for
+// strict FIPS 140 mode, in which those versions could not seal in any case.
 func algorithm() byte {
-	if fips140.Enabled() {
+	if fips140.Enforced() {
 		return aesGCM
 	}
 	return xchacha

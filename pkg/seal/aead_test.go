@@ -4,8 +4,11 @@ package seal
 
 import (
 	"bytes"
+	"os"
+	"os/exec"
 	"testing"
 
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -57,5 +60,33 @@ func TestAEAD_OpensOnlyWhatItSealed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Replicas of another version may share the keys. So the algorithm changes only in strict mode, in which those that do
+// not have AES-256-GCM cannot seal. Go sets the mode when a program starts, so another process seals.
+func TestAlgorithm_FollowsOnlyStrictMode(t *testing.T) {
+	const inner = "MCS_ATTEST_TEST_ALGORITHM"
+	if os.Getenv(inner) != "" { // in that process
+		_, _ = os.Stdout.Write([]byte{'0' + algorithm()})
+		os.Exit(0)
+	}
+	for mode, want := range map[string]byte{"off": xchacha, "on": xchacha, "only": aesGCM} {
+		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "GODEBUG=fips140="+mode, inner+"=1")
+		if got, err := cmd.Output(); err != nil || string(got) != string('0'+rune(want)) {
+			t.Errorf("fips140=%s: algorithm %q, %v; want %d", mode, got, err, want)
+		}
+	}
+}
+
+// A newer replica may seal with an algorithm that this version does not have. The node then asks for a new challenge.
+func TestOpen_AnUnknownAlgorithmIsTemporary(t *testing.T) {
+	sealed := make([]byte, 256)
+	for _, sealed[0] = range []byte{0, aesGCM + 1, 0xff} {
+		_, err := Ring{}.Open(sealed)
+		if d := reason.From(err); d == nil || d.Code != reason.ChallengeKeyUnknown {
+			t.Errorf("algorithm %d: %v", sealed[0], err)
+		}
 	}
 }

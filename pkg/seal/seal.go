@@ -10,8 +10,8 @@
 //
 //	algorithm (1 byte) || key id (8 bytes) || nonce (24 bytes) || ciphertext
 //
-// under XChaCha20-Poly1305 (1, draft-irtf-cfrg-xchacha-03). In FIPS 140 mode it is AES-256-GCM (2), with
-// a key that is derived from the nonce. The 24-byte nonces may be random for any number of challenges.
+// under XChaCha20-Poly1305 (1, draft-irtf-cfrg-xchacha-03). In strict FIPS 140 mode it is AES-256-GCM (2),
+// with a key that is derived from the nonce. The 24-byte nonces may be random for any number of challenges.
 // Algorithm and key id are additional data. The plaintext is a sequence of fields in the order of the
 // Challenge's fields. Each field is prefixed by its length as an unsigned 32-bit big-endian integer.
 package seal
@@ -90,9 +90,10 @@ func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 
 // Open decrypts a sealed challenge from the network. It rejects a challenge
 //
-//   - that is larger than [MaxSize] or has another algorithm: Malformed
-//   - with a key that is not in the ring, or an algorithm that strict FIPS 140 mode forbids:
-//     ChallengeKeyUnknown, which is temporary
+//   - that is larger than [MaxSize]: TooLarge
+//   - that is too short: Malformed
+//   - with a key that is not in the ring, an algorithm of another version, or one that strict FIPS 140
+//     mode forbids: ChallengeKeyUnknown, which is temporary
 //   - that does not authenticate: ChallengeInvalid
 //
 // It does not check the challenge's age; see [Challenge.Fresh].
@@ -105,7 +106,7 @@ func (r Ring) Open(sealed []byte) (Challenge, error) {
 		return c, reason.Deny(reason.Malformed, "sealed challenge of %d bytes", len(sealed))
 	}
 	if sealed[0] != xchacha && sealed[0] != aesGCM {
-		return c, reason.Deny(reason.Malformed, "sealed challenge with algorithm %d", sealed[0])
+		return c, reason.Deny(reason.ChallengeKeyUnknown, "sealed challenge with algorithm %d", sealed[0])
 	}
 	aead, err := r.byID(sealed[0], sealed[1:header])
 	if err != nil {

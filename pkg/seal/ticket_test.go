@@ -45,7 +45,7 @@ func TestAttack_T57_ReportTicketForgedOrExpired(t *testing.T) {
 	wantCode(t, err, reason.ReportTicketInvalid)
 	raw, _ := base64.RawURLEncoding.DecodeString(text)
 	_, err = r.Open(raw)
-	wantCode(t, err, reason.Malformed)
+	wantCode(t, err, reason.ChallengeKeyUnknown)
 }
 
 func FuzzOpenTicket(f *testing.F) {
