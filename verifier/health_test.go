@@ -140,7 +140,7 @@ func TestReadinessInDetail(t *testing.T) {
 		t.Errorf("%d\n%s", status, body)
 	}
 	for _, name := range []string{"records", "serving certificate", "provisioning token", "folder", "policies",
-		"token keys", "sealing keys", "upstream"} {
+		"token keys", "sealing keys", "shutdown", "upstream"} {
 		if !strings.Contains(body, "[+]"+name+" ok\n") {
 			t.Errorf("%s is not listed:\n%s", name, body)
 		}

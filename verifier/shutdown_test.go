@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -35,6 +36,9 @@ func TestShutdown_CompletesAttestationsAndStartsNone(t *testing.T) {
 	}
 	answer := first.evidence()
 	stop()
+	if err := s.probe("/readyz"); err == nil || !strings.Contains(err.Error(), "shutdown: ") {
+		t.Errorf("load balancers do not see that it stops: %v", err)
+	}
 	second := newNode(t, v, nil)
 	if err := second.ask(); connect.CodeOf(err) != connect.CodeUnavailable {
 		t.Errorf("a new attestation: %v", err)

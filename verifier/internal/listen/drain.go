@@ -10,9 +10,9 @@ import (
 // drainPoll is the time between two scans of the connections.
 const drainPoll = 100 * time.Millisecond
 
-// Drain waits until no open connection has a challenge without an answer, or until ctx ends.
-// http.Server.Shutdown closes such a connection immediately, because no request is active on it.
-// Meanwhile l accepts connections.
+// Drain waits until no open connection has a Challenge in progress or a valid challenge without an answer, or
+// until ctx ends. http.Server.Shutdown closes a connection that has only a challenge, because no request is
+// active on it. Meanwhile l accepts connections.
 func (l *Limited) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
@@ -25,13 +25,14 @@ func (l *Limited) Drain(ctx context.Context) {
 	}
 }
 
-// owed reports whether a connection has a challenge without an answer.
+// owed reports whether a connection has, or will have, a challenge without an answer.
 func (l *Limited) owed() bool {
+	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.open {
 		c.mu.Lock()
-		owing := c.owing
+		owing := c.challenging || now.Before(c.owing)
 		c.mu.Unlock()
 		if owing {
 			return true

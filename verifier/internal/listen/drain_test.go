@@ -10,15 +10,18 @@ import (
 	"time"
 )
 
-// Only a connection with a challenge and without its answer delays the end.
+// Only a connection with a Challenge in progress, or with a valid challenge and without its answer, delays the end.
 func TestDrain_WaitsForAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
+		owed   time.Duration               // 0: the Challenge is in progress
 		during func(net.Conn, *Connection) // after one second; nil: nothing happens
 		want   time.Duration
 	}{
-		"the client answers":         {func(_ net.Conn, c *Connection) { c.Answered() }, time.Second},
-		"the connection closes":      {func(conn net.Conn, _ *Connection) { _ = conn.Close() }, time.Second},
-		"the client does not answer": {nil, 5 * time.Second},
+		"the Challenge fails":        {0, func(_ net.Conn, c *Connection) { c.Challenging(false) }, time.Second},
+		"the challenge expires":      {2 * time.Second, nil, 2 * time.Second},
+		"the client answers":         {time.Minute, func(_ net.Conn, c *Connection) { c.Answered() }, time.Second},
+		"the connection closes":      {time.Minute, func(conn net.Conn, _ *Connection) { _ = conn.Close() }, time.Second},
+		"the client does not answer": {time.Minute, nil, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -44,7 +47,10 @@ func TestDrain_WaitsForAnswers(t *testing.T) {
 					t.Errorf("without a challenge: %v", took)
 				}
 				conn, state := accept()
-				state.Challenged()
+				if state.Challenging(true); c.owed > 0 {
+					state.Challenged(c.owed)
+					state.Challenging(false)
+				}
 				if c.during != nil {
 					time.AfterFunc(time.Second-drainPoll/2, func() { c.during(conn, state) })
 				}

@@ -189,16 +189,17 @@ type conn struct {
 	source  netip.Addr
 	shared  bool // used by many clients, through a front end
 
-	mu      sync.Mutex
-	since   time.Time // when the state began
-	state   state
-	slow    bool // the handler is reading a body, or did not read it
-	left    int  // bytes that may still arrive before the first request
-	asked   bool // a request was received
-	claimed bool // a challenge was sent
-	owing   bool // its answer was not received
-	proven  bool
-	later   time.Time // the read deadline that a shorter idle time replaces
+	mu          sync.Mutex
+	since       time.Time // when the state began
+	state       state
+	slow        bool      // the handler is reading a body, or did not read it
+	left        int       // bytes that may still arrive before the first request
+	asked       bool      // a request was received
+	claimed     bool      // a challenge was sent
+	challenging bool      // a Challenge is in progress
+	owing       time.Time // its answer must arrive here until then
+	proven      bool
+	later       time.Time // the read deadline that a shorter idle time replaces
 }
 
 type state int

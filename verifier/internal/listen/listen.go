@@ -49,11 +49,17 @@ func (c *Connection) FirstChallenge() bool { return c.challenged.CompareAndSwap(
 // FirstAttest returns true once per connection (rule 8 of docs/security-rules.md).
 func (c *Connection) FirstAttest() bool { return c.attested.CompareAndSwap(false, true) }
 
-// Challenged records that a challenge was sent, so that a slow TPM has time to answer it.
-func (c *Connection) Challenged() { c.note(func(own *conn) { own.claimed, own.owing = true, true }) }
+// Challenging records whether a Challenge is in progress.
+func (c *Connection) Challenging(yes bool) { c.note(func(own *conn) { own.challenging = yes }) }
+
+// Challenged records that a challenge was sent, so that a slow TPM has time to answer it. For the time owed,
+// this connection must remain for the answer. It is 0 if another connection may have the answer.
+func (c *Connection) Challenged(owed time.Duration) {
+	c.note(func(own *conn) { own.claimed, own.owing = true, time.Now().Add(owed) })
+}
 
 // Answered records that the answer to the challenge was received.
-func (c *Connection) Answered() { c.note(func(own *conn) { own.owing = false }) }
+func (c *Connection) Answered() { c.note(func(own *conn) { own.owing = time.Time{} }) }
 
 // Proven records that the client has proven something, so that the connection stays open.
 func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }

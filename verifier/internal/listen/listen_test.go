@@ -129,7 +129,7 @@ func TestAttack_T61_UnprovenConnectionsAreClosedFirst(t *testing.T) {
 	challenged.enter(busy)
 	challenged.enter(waiting)
 	challenged.Connection.conn = challenged
-	challenged.Challenged()
+	challenged.Challenged(time.Minute)
 	asked := accept("192.0.2.1:3") // 2
 	asked.enter(busy)
 	asked.enter(waiting)

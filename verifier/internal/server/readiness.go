@@ -16,7 +16,7 @@ import (
 // checks returns the names of the parts of readiness. A problem has the form "part: text".
 func (s *Server) checks() []string {
 	all := append([]string{"records", "serving certificate"}, s.Checks()...)
-	all = append(all, "policies", "token keys", "sealing keys")
+	all = append(all, "policies", "token keys", "sealing keys", "shutdown")
 	if s.Config.Upstream != "" {
 		all = append(all, "upstream")
 	}
@@ -36,6 +36,9 @@ func (s *Server) Problems() []string {
 	}
 	if _, err := s.SealKeys().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
 		problems = append(problems, "sealing keys: "+err.Error())
+	}
+	if s.stopping != nil && s.stopping() {
+		problems = append(problems, "shutdown: the verifier stops")
 	}
 	if problem := s.upstreamProbe.problem(); problem != "" {
 		problems = append(problems, "upstream: "+problem)

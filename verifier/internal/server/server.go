@@ -42,6 +42,7 @@ type Server struct {
 	agents        *agents.Files  // nil if the configuration names no folder
 	upstreamProbe *upstreamProbe // nil if there is no upstream
 	stopProbe     context.CancelFunc
+	stopping      func() bool // nil: it never stops
 }
 
 // New returns a server that serves from b.
@@ -61,8 +62,9 @@ func (s *Server) Close() error {
 }
 
 // Handler routes the requests of nodes: the attestation API, and the gate for all other paths. When ctx
-// ends, no new attestation starts.
+// ends, no new attestation starts, and the server is not ready.
 func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
+	s.stopping = func() bool { return ctx.Err() != nil }
 	upstream, err := s.upstream(ctx)
 	if err != nil {
 		return nil, err
@@ -78,7 +80,7 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: s.Live().Machine,
 		Audit: s.Audit, Limiter: listen.NewLimiter(s.Config.RequestsPerSecond), Source: s.source, Now: s.Now,
 		Observe: s.Metrics.Decision, ObserveTicket: s.Metrics.Report,
-		Stopping:        func() bool { return ctx.Err() != nil },
+		Stopping:        s.stopping,
 		NodeCertificate: nodeCertificate(s.Config.Credential), NodeNames: s.Live().NodeNames,
 	}
 	if s.Config.KeepEvidence > 0 {

@@ -52,7 +52,7 @@ var methods = map[string]*method{
 		run: func(s *Service, _ context.Context, c *call, req proto.Message) (proto.Message, error) {
 			res, err := s.challenge(c, req.(*mcsattestv1.ChallengeRequest))
 			if err == nil && len(res.GetSealed()) > 0 {
-				c.conn.Challenged()
+				c.conn.Challenged(owed(res))
 			}
 			return orNil(res, err)
 		},
@@ -85,6 +85,14 @@ var methods = map[string]*method{
 			return &mcsattestv1.ReportResponse{CorrelationId: c.id}, err
 		},
 	},
+}
+
+// owed returns how long a challenge can be answered, or 0 if the answer needs no particular connection.
+func owed(res *mcsattestv1.ChallengeResponse) time.Duration {
+	if res.GetBinding() != mcsattestv1.BindingMode_BINDING_MODE_EXPORTER {
+		return 0
+	}
+	return time.Duration(res.GetLifetimeSeconds()) * time.Second
 }
 
 // orNil returns a nil interface for a typed nil.
@@ -181,9 +189,13 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 		w.Header().Set("Connection", "close")
 		return nil, err
 	}
-	if m.event == "challenge" && s.Stopping != nil && s.Stopping() {
-		w.Header().Set("Connection", "close")
-		return nil, reason.Deny(reason.ShuttingDown, "no new attestation")
+	if m.event == "challenge" {
+		c.conn.Challenging(true) // before Stopping, so that Drain misses no challenge
+		defer c.conn.Challenging(false)
+		if s.Stopping != nil && s.Stopping() {
+			w.Header().Set("Connection", "close")
+			return nil, reason.Deny(reason.ShuttingDown, "no new attestation")
+		}
 	}
 	body, release, err := s.bodies.Read(w, r, c.source, m.limit)
 	if err != nil {
