@@ -195,7 +195,7 @@ var table = map[Code]Info{
 		"Check whether the agent reaches verifiers of two clusters. Otherwise a third party altered or forged the "+
 			"challenge."),
 	ChallengeKeyUnknown: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeKeyUnknown",
-		"This replica does not have the key that sealed the challenge, or does not have it yet.",
+		"This replica does not have the key that sealed the challenge or ticket, or does not have it yet.",
 		"If the denials continue, check that all replicas share the same keys."),
 	ChallengeExpired: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeExpired",
 		"The challenge is older than its lifetime.",

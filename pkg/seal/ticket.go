@@ -73,13 +73,18 @@ func (r Ring) SealCertifyTicket(rand io.Reader, now time.Time, t CertifyTicket) 
 	return r.sealText(rand, now, certifyTicket, t)
 }
 
-// OpenCertifyTicket decrypts a ticket from the network. Every error, including an expired ticket,
-// is CertifyTicketInvalid. The caller must compare the exporter with that of its connection.
+// OpenCertifyTicket decrypts a ticket from the network. A ticket with a key that is not in the ring is
+// ChallengeKeyUnknown, which is temporary: under the binding "terminated" another replica may have sealed
+// it. Every other error, including an expired ticket, is CertifyTicketInvalid. The caller must compare the
+// exporter with that of its connection.
 func (r Ring) OpenCertifyTicket(now time.Time, text string) (CertifyTicket, error) {
 	var t CertifyTicket
 	err := r.openText(certifyTicket, text, &t)
 	if err == nil {
 		err = unexpired(now, t.Expiry)
+	}
+	if d := reason.From(err); d != nil && d.Code == reason.ChallengeKeyUnknown {
+		return CertifyTicket{}, err
 	}
 	if err != nil {
 		return CertifyTicket{}, reason.Wrap(reason.CertifyTicketInvalid, err, "ticket")

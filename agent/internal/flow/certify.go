@@ -14,9 +14,9 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// certifyWait is how long the flow waits for a certificate that the policy does not require. The
-// Machine may have no name yet, or another replica of the controller takes over, which may last more
-// than two minutes (the lease of OpenShift's operators).
+// certifyWait is how long the flow waits for a certificate that the policy does not require, in all
+// rounds together. The Machine may have no name yet, or another replica of the controller takes over,
+// which may last more than two minutes (the lease of OpenShift's operators).
 const certifyWait = 3 * time.Minute
 
 // errWithoutCertificate reports that this machine continues without its node's certificate. A new
@@ -45,11 +45,21 @@ func (f *Flow) attestedKey(t Target, ch *mcsattestv1.ChallengeResponse) (*nodece
 	return f.key, nil
 }
 
+// errRoundEnded reports that only another attestation can get the certificate. It does not wrap the
+// cause: what is final for an attestation is not final for Certify.
+type errRoundEnded struct{ cause error }
+
+func (e *errRoundEnded) Error() string {
+	return fmt.Sprintf("this machine attests again for its node's certificate: %v", e.cause)
+}
+
 // certify returns the kubelet's certificate and key. It waits while the Machine has no name, and while
-// the cluster signs.
+// the cluster signs. All rounds of a boot share the time for an optional certificate.
 func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, key *nodecert.Key,
 	required bool) (secret.Bytes, error) {
-	began := f.now()
+	if f.certifyUntil == 0 {
+		f.certifyUntil = f.now() + certifyWait
+	}
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		pair, err := f.certifyOnce(ctx, s, ticket, key)
 		if err == nil {
@@ -57,15 +67,15 @@ func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, ke
 			return pair, nil
 		}
 		var denied *client.Denied
-		temporary := errors.As(err, &denied) && denied.Temporary
+		temporary, ended := errors.As(err, &denied) && denied.Temporary, ctx.Err() != nil || endsRound(err)
 		switch {
-		case ctx.Err() != nil || denied == nil && !isFinal(err):
-			return secret.Bytes{}, err // a new round
-		case required && !temporary:
-			return secret.Bytes{}, final{err}
-		case !required && (!temporary || f.now()-began >= certifyWait):
+		case !required && (f.now() >= f.certifyUntil || !temporary && !ended):
 			f.withoutCertificate = true
 			return secret.Bytes{}, &errWithoutCertificate{err}
+		case ended:
+			return secret.Bytes{}, &errRoundEnded{err}
+		case !temporary:
+			return secret.Bytes{}, final{err}
 		}
 		wait := max(min(denied.RetryAfter, maxPause), pause)
 		f.waiting(err, wait)
@@ -73,6 +83,18 @@ func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, ke
 			return secret.Bytes{}, err
 		}
 	}
+}
+
+// endsRound reports whether a failed Certify may succeed after another attestation. A denial of the
+// ticket or token says nothing about this machine, which just attested: they expired, or a later
+// attestation replaced them. Another kind of server, or a verifier without this call, may have answered.
+func endsRound(err error) bool {
+	var denied *client.Denied
+	if errors.As(err, &denied) {
+		return !denied.Temporary && denied.Class == mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN
+	}
+	var unexpected *client.Unexpected
+	return errors.As(err, &unexpected) || !isFinal(err)
 }
 
 func (f *Flow) certifyOnce(ctx context.Context, s *client.Session, ticket string, key *nodecert.Key) (

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -131,6 +132,72 @@ func TestCertify_ADenialOfARequiredCertificateIsFinal(t *testing.T) {
 		}})
 	if _, err := m.carried(v); err == nil {
 		t.Error("a final denial of a required certificate was ignored")
+	}
+}
+
+// The token may have expired, or the load balancer may have chosen a verifier without this call. The machine
+// did attest, so neither ends its boot, nor its wait for an optional certificate.
+func TestCertify_AttestsAgainIfTheTicketIsOfNoUse(t *testing.T) {
+	invalid := func() (*mcsattestv1.CertifyResponse, error) { return nil, verifiertest.Denial(classToken, false) }
+	for _, mode := range []mcsattestv1.NodeCertificate{optional, required} {
+		for name, c := range map[string]struct {
+			deny   func() (*mcsattestv1.CertifyResponse, error)
+			status int
+		}{
+			"the ticket is not valid": {deny: invalid},
+			"HTTP 404":                {status: http.StatusNotFound},
+			"HTTP 403":                {status: http.StatusForbidden},
+		} {
+			t.Run(mode.String()+" "+name, func(t *testing.T) {
+				m := newMachine(t)
+				failed := false
+				once := func(may bool) bool {
+					now := may && !failed
+					failed = failed || now
+					return now
+				}
+				v := started(t, &verifiertest.Verifier{NodeCertificate: mode, Nodes: []string{"worker-0"},
+					CertifyFunc: func(*mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error) {
+						if once(c.deny != nil) {
+							return c.deny()
+						}
+						return nil, nil
+					},
+					Front: func(w http.ResponseWriter, r *http.Request) bool {
+						if !once(c.status != 0 && strings.HasSuffix(r.URL.Path, "/Certify")) {
+							return false
+						}
+						w.WriteHeader(c.status)
+						return true
+					}})
+				g, err := m.carried(v)
+				ok(t, err)
+				if keys := v.Keys(); g.NodePair.Empty() || len(keys) != 2 || !bytes.Equal(keys[0], keys[1]) {
+					t.Errorf("attested keys %x", keys)
+				}
+			})
+		}
+	}
+}
+
+// Each round ends early, so no single round lasts as long as the wait.
+func TestCertify_WaitsNoLongerInManyRounds(t *testing.T) {
+	for name, deny := range map[string]func() error{
+		"the connection ends":     func() error { panic("the connection ends") },
+		"the ticket is not valid": func() error { return verifiertest.Denial(classToken, false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			v := started(t, &verifiertest.Verifier{NodeCertificate: optional, Nodes: []string{"worker-0"},
+				CertifyFunc: func(*mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error) {
+					return nil, deny()
+				}})
+			g, err := m.carried(v)
+			ok(t, err)
+			if !g.NodePair.Empty() || m.clock < 3*time.Minute || m.clock > 4*time.Minute {
+				t.Errorf("it took %v", m.clock)
+			}
+		})
 	}
 }
 

@@ -143,6 +143,7 @@ type Flow struct {
 	waitLast time.Duration
 
 	key                *nodecert.Key // the kubelet's, once it was needed
+	certifyUntil       time.Duration // monotonic: when the wait for an optional certificate ends
 	withoutCertificate bool          // a round ended without the node's certificate
 }
 

@@ -33,6 +33,7 @@ import (
 const (
 	classEvidence = mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE
 	classNotYet   = mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET
+	classToken    = mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN
 )
 
 // machine is a node with a simulated TPM. Its pauses take no time.

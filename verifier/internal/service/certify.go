@@ -74,6 +74,7 @@ func (s *Service) certifyTicket(c *call, p policy.Policy, challenge seal.Challen
 // certify returns the certificate for the key that a machine attested. It checks that
 //
 //   - the ticket is the verifier's own, and was issued on this connection: CertifyTicketInvalid
+//   - this replica issues certificates: CredentialUnavailable
 //   - the Machine has a name for its Node: NodeNameUnknown
 //   - the request has the attested key, and is signed with it: CSRMalformed, CSRKeyChanged
 //   - it is for a name that the Machine has: CSRContent
@@ -92,6 +93,10 @@ func (s *Service) certify(ctx context.Context, c *call,
 	}
 	c.proven = true
 	c.extra = append(c.extra, slog.String("machine_uid", ticket.MachineUID), slog.String("token", ticket.TokenID))
+	if s.NodeNames == nil {
+		// Another replica issued the ticket, while credential.mode changes.
+		return nil, reason.Deny(reason.CredentialUnavailable, "credential.mode of this replica issues no certificates")
+	}
 	c.yield()
 	ctx, cancel := context.WithTimeout(ctx, certifyTimeout)
 	defer cancel()

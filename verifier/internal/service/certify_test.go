@@ -162,6 +162,16 @@ func TestCertify_WaitsForTheController(t *testing.T) {
 	}
 }
 
+// While credential.mode changes, a ticket of another replica reaches one that issues no certificates.
+func TestCertify_WithoutCertificatesIsTemporary(t *testing.T) {
+	x := newCertifying(t)
+	x.NodeNames = nil
+	_, err := x.call(t, nil)
+	if d := reason.From(err); d == nil || d.Code != reason.CredentialUnavailable || !d.Code.Temporary() {
+		t.Errorf("%v", err)
+	}
+}
+
 // Each case changes one thing of the honest machine. None writes to a record.
 func TestAttack_T73_Certify(t *testing.T) {
 	honest := func(t *testing.T, x *certifying) []byte { return request(t, x.key, "system:node:worker-0") }

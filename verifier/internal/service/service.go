@@ -86,7 +86,7 @@ type Service struct {
 	// present. If empty, no such token is required.
 	AzureTokenResource string
 	// NodeCertificate is what challenges state. Unless it is unspecified, NodeNames is set. It reads
-	// the names that the Node of a Machine may have.
+	// the names that the Node of a Machine may have. If it is nil, Certify is denied.
 	NodeCertificate mcsattestv1.NodeCertificate
 	NodeNames       func(ctx context.Context, machineUID string) ([]string, error)
 	// Keep, if set, is called with each Attest call that proved which Machine the

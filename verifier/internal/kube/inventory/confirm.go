@@ -88,7 +88,7 @@ func (c Confirmation) NodeNames(ctx context.Context, uid string) ([]string, erro
 	}
 	found, _ := machine.FromObject(live)
 	for i := range found.Machines {
-		if found.Machines[i].UID == uid {
+		if found.Machines[i].UID == m.UID { // of the authoritative object, if the Machine has a mirror
 			return found.Machines[i].NodeNames(), nil
 		}
 	}

@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -77,5 +78,35 @@ func TestConfirmation(t *testing.T) {
 				t.Errorf("an unknown one: %v", err)
 			}
 		})
+	}
+}
+
+// While a cluster migrates to Cluster API, a record may have the UID of either object of a machine.
+func TestConfirmation_NodeNamesOfAMirroredMachine(t *testing.T) {
+	object := func(apiVersion, uid, name string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": apiVersion, "kind": "Machine",
+			"metadata": map[string]any{"namespace": "ns", "name": "m", "uid": uid,
+				"creationTimestamp": "2026-11-21T05:00:00Z"},
+			"spec":   map[string]any{"providerID": "aws:///eu-1a/i-0123456789abcdef0", "authoritativeAPI": "ClusterAPI"},
+			"status": map[string]any{"addresses": []any{map[string]any{"type": "InternalDNS", "address": name}}},
+		}}
+	}
+	here, mirror := object("machine.openshift.io/v1beta1", "here", "old.example"),
+		object("cluster.x-k8s.io/v1beta2", "mirror", "m.example")
+	r := machine.NewRegistry(nil)
+	for _, o := range []*unstructured.Unstructured{here, mirror} {
+		found, problems := machine.FromObject(o.Object)
+		if len(problems) > 0 || len(found.Machines) != 1 {
+			t.Fatalf("%+v, %v", found, problems)
+		}
+		r.PutMachine(found.Machines[0])
+	}
+	confirm := Confirmation{Client: fake.NewSimpleDynamicClient(runtime.NewScheme(), here, mirror), Machines: r}
+	for _, uid := range []string{"here", "mirror"} {
+		names, err := confirm.NodeNames(t.Context(), uid)
+		if err != nil || !slices.Equal(names, []string{"m.example"}) {
+			t.Errorf("UID %s: %q, %v", uid, names, err)
+		}
 	}
 }
