@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
 // Keys of the index of requests; see [Config.IndexKeys].
@@ -115,6 +116,26 @@ func (c Config) CountPending(all []*certificatesv1.CertificateSigningRequest, re
 		}
 	}
 	return n
+}
+
+// MayIssue denies another request of the verifier for a machine: CSRLimit. all are the requests of the
+// cluster, of which it needs only the metadata, signer and user. Those that were decided count, too:
+// a machine that may attest can attest many times with a new key.
+func (c Config) MayIssue(machineUID string, all []certificatesv1.CertificateSigningRequest, now time.Time) error {
+	n, most, since := 0, cmp.Or(c.PendingPerMachine, defaultPending), now.Add(-Window).Unix()
+	for i := range all {
+		if all[i].Spec.Username != c.Issuer || all[i].CreationTimestamp.Unix() < since {
+			continue // another account's; do not parse it
+		}
+		if uid, ok := c.Issues(FromCSR(&all[i])); ok && uid == machineUID {
+			n++
+		}
+	}
+	if n >= most {
+		return reason.Deny(reason.CSRLimit, "%d requests for machine %s were made since less than %v; at most %d may be",
+			n, machineUID, Window, most)
+	}
+	return nil
 }
 
 // messageBytes is how much of an approval's message the cache keeps; it contains the approver's name.

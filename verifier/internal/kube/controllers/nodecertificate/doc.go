@@ -14,8 +14,11 @@
 //   - records, through the inventory: [Reconciler.Observe]
 //   - the certificate signing requests that its own account made
 //
-// It needs get of records, patch of their status, get of Machines, and create and get of certificate
-// signing requests.
+// It needs get of records, patch of their status, get of Machines, and create, get, list and
+// watch of certificate signing requests.
+//
+// A machine that has not joined can attest again and again, each time with a new key. So this controller
+// makes at most approver.pendingPerMachine requests for one machine within an hour.
 //
 // A request is named by its Machine and its key. If the controller runs twice at the same time, or
 // again after a crash, it finds the request that exists. If it runs late, the machine waits: the front

@@ -142,7 +142,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.mayJoin(ctx, req.Name, rec); err != nil {
 		return reconcile.Result{}, err
 	}
-	csr, err := r.provide(ctx, want)
+	csr, err := r.provide(ctx, req.Name, want)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -160,12 +160,20 @@ func (r *Reconciler) mayJoin(ctx context.Context, uid string, rec *v1alpha1.Mach
 	return r.o.Confirm(ctx, uid)
 }
 
-// provide returns the request of this name, and creates it if it does not exist.
-func (r *Reconciler) provide(ctx context.Context, want *certificatesv1.CertificateSigningRequest) (
+// provide returns the request of this name. It creates it if it does not exist, and the machine has few
+// others.
+func (r *Reconciler) provide(ctx context.Context, uid string, want *certificatesv1.CertificateSigningRequest) (
 	*certificatesv1.CertificateSigningRequest, error) {
 	csr := new(certificatesv1.CertificateSigningRequest)
 	err := r.live.Get(ctx, client.ObjectKeyFromObject(want), csr)
 	if kerrors.IsNotFound(err) {
+		var all certificatesv1.CertificateSigningRequestList // of the cache: a key is requested once
+		if err := r.client.List(ctx, &all); err != nil {
+			return nil, fmt.Errorf("list certificate signing requests: %w", err)
+		}
+		if err := r.o.Rules.MayIssue(uid, all.Items, r.o.Now()); err != nil {
+			return nil, err
+		}
 		csr = want.DeepCopy()
 		if err := r.client.Create(ctx, csr); err != nil {
 			return nil, fmt.Errorf("create certificate signing request %s: %w", want.Name, err)

@@ -54,6 +54,7 @@ func newSite(t *testing.T) *site {
 			Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
 				if csr, ok := o.(*certificatesv1.CertificateSigningRequest); ok {
 					csr.Spec.Username = s.user // as the API server does
+					csr.CreationTimestamp = metav1.NewTime(s.o.Now())
 				}
 				return c.Create(ctx, o, opts...)
 			},
@@ -179,6 +180,36 @@ func TestReconcile_CreatesOneRequestAndDeliversItsCertificate(t *testing.T) {
 	if c := s.rec.Status.Certificate; c == nil || len(c.Issued) == 0 || len(s.requests()) != 1 {
 		t.Errorf("%+v", s.rec.Status)
 	}
+}
+
+// A machine that does not join attests again and again, each time with a new key.
+func TestAttack_T73_ManyKeysOfOneMachine(t *testing.T) {
+	s := newSite(t)
+	s.o.Rules.PendingPerMachine = 3
+	now := time.Now()
+	s.o.Now = func() time.Time { return now }
+	foreign := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{
+		Name: approver.Name("6a2f8c1e-0000-4000-8000-000000000002", s.hash()), CreationTimestamp: metav1.NewTime(now)}}
+	foreign.Spec.SignerName = certificatesv1.KubeAPIServerClientKubeletSignerName
+	s.ok(s.api.Create(t.Context(), foreign))
+	attestsAnew := func() error {
+		s.key = newKey(t)
+		s.rec.Status.CSRKeySHA256 = s.hash()
+		s.rec.Status.CertificateRequest.Request = s.request("system:node:worker-0")
+		return s.reconcile()
+	}
+	for range 3 {
+		s.ok(attestsAnew())
+	}
+	last := s.requests()
+	for range 2 {
+		if d := reason.From(attestsAnew()); d == nil || d.Code != reason.CSRLimit || len(s.requests()) != len(last) {
+			t.Fatalf("%v, %d requests", d, len(s.requests()))
+		}
+	}
+	now = now.Add(approver.Window + time.Minute)
+	s.rec.Status.Token.Expiry = metav1.NewTime(now.Add(time.Hour))
+	s.ok(attestsAnew())
 }
 
 // The front can write any record. Each case is a record, or a cluster, for which nothing is requested.
