@@ -265,7 +265,8 @@ func (l *life) replace(name string, m *machine, r *rand.Rand) {
 	}
 }
 
-// restore takes a backup of etcd, and restores it later in some of the runs. Then an administrator acknowledges that.
+// restore takes a backup of etcd, and restores it later in some of the runs. Then an administrator acknowledges the
+// restore.
 func (l *life) restore() {
 	r := l.dice.roll("restore")
 	if r.IntN(3) > 0 {
@@ -284,12 +285,17 @@ func (l *life) restore() {
 	l.ledger.mu.Unlock()
 	l.server.restore(backup)
 	time.Sleep(between(r, time.Minute, 3*time.Minute))
-	_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
-		func(now fields) (fields, error) {
-			section(now, "metadata")["annotations"] = fields{
-				"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
-			return now, nil
-		})
+	// A process whose clock is ahead noticed the restore later than the administrator's clock says. So the administrator
+	// repeats the acknowledgement, as the condition Degraded asks for it.
+	for range 6 {
+		_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
+			func(now fields) (fields, error) {
+				section(now, "metadata")["annotations"] = fields{
+					"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
+				return now, nil
+			})
+		time.Sleep(time.Minute)
+	}
 }
 
 // joins is what follows when a machine has its config. Then the machine tries to get another one.
