@@ -116,7 +116,7 @@ func TestProcess_RunsEachControllerOfTheArchitecture(t *testing.T) {
 	if len(documented) < 15 {
 		t.Fatalf("the page has only %q", documented)
 	}
-	names := newProcess(t, "render: {}\ncredential: {}\napprover: {}\ncertificates: {}\n").names(t)
+	names := newProcess(t, "render: {}\ncredential: {mode: CertificateOrToken}\napprover: {}\ncertificates: {}\n").names(t)
 	for _, name := range documented {
 		if name == "renderedconfig" { // it has a manager of its own
 			continue
