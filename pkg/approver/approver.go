@@ -99,9 +99,6 @@ type Decision struct {
 	// Attested reports that the verifier made the request for a machine that attested its
 	// key; see [Name].
 	Attested bool
-	// Arrived is the UID of the record to mark as joined, or "": the node of a serving certificate
-	// uses the certificate that its machine requested through the verifier.
-	Arrived string
 	// Replaces is the key of a first certificate that is on the record but was never
 	// approved, or ""; see [record.Reapprove].
 	Replaces string

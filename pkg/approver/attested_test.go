@@ -191,36 +191,3 @@ func TestAttested_InterruptedFirstBoots(t *testing.T) {
 		})
 	}
 }
-
-// A stand-in has no other sign of its Node than the requests of its kubelet.
-func TestServing_ReportsTheArrivalOfACertifiedMachine(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*v1alpha1.MachineAttestation)
-		want   string
-	}{
-		"certified": {nil, uidA},
-		"joined":    {func(r *v1alpha1.MachineAttestation) { r.Status.Phase = v1alpha1.PhaseJoined }, ""},
-		"certified as another node": {func(r *v1alpha1.MachineAttestation) {
-			r.Status.Certificate.Node = "worker-1"
-		}, ""},
-		"its kubelet made the request": {func(r *v1alpha1.MachineAttestation) {
-			r.Status.CertificateRequest = nil
-		}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			in := serving()
-			in.config.Attestation, in.config.Issuer = true, issuer
-			rec := certified().fake.records[0]
-			rec.Status.Certificate = &v1alpha1.CertificateStatus{Node: "worker-0"}
-			if c.change != nil {
-				c.change(rec)
-			}
-			in.fake.records = []*v1alpha1.MachineAttestation{rec}
-			d := in.decide()
-			want(t, d, Approve, 0)
-			if d.Arrived != c.want {
-				t.Errorf("arrived %q", d.Arrived)
-			}
-		})
-	}
-}

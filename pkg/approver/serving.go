@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
-	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
 // serving checks a request for a serving certificate. Checks marked * are made only with
@@ -49,11 +48,6 @@ func (x *run) serving() error {
 	}
 	if err := x.addresses(found); err != nil || !x.c.Attestation {
 		return err
-	}
-	for _, rec := range x.records {
-		if record.Arrived(rec, x.Node, x.now) != nil {
-			x.Arrived = rec.Status.MachineUID
-		}
 	}
 	return x.quarantinedBy(found, x.records...)
 }

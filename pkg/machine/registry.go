@@ -33,7 +33,7 @@ type Registry struct {
 	mu          sync.RWMutex
 	machines    map[name]*compactMachine
 	enrollments map[name]*Enrollment
-	nodes       map[string]string // provider ID by Node name
+	nodes       map[string]string // provider ID, or "", by Node name
 
 	byUID      multimap[string, *compactMachine]
 	byProvider multimap[string, *compactMachine]
@@ -282,6 +282,7 @@ func (r *Registry) PutNode(node, providerID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.dropNode(node)
+	r.nodes[node] = ""
 	if providerID != "" {
 		id := NormalProviderID(providerID)
 		if k, ok := r.byProvider.one[id]; ok { // share the Machine's strings
@@ -295,6 +296,14 @@ func (r *Registry) PutNode(node, providerID string) {
 	}
 }
 
+// HasNode reports whether a Node of this name exists.
+func (r *Registry) HasNode(node string) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	_, ok := r.nodes[node]
+	return ok
+}
+
 // DeleteNode deletes a Node.
 func (r *Registry) DeleteNode(node string) {
 	r.mu.Lock()
@@ -305,7 +314,9 @@ func (r *Registry) DeleteNode(node string) {
 func (r *Registry) dropNode(node string) {
 	if id, ok := r.nodes[node]; ok {
 		delete(r.nodes, node)
-		r.nodeOf.remove(id, node)
+		if id != "" {
+			r.nodeOf.remove(id, node)
+		}
 	}
 }
 

@@ -76,16 +76,6 @@ func Issued(rec *v1alpha1.MachineAttestation, request string, chain []byte) *v1a
 	return next
 }
 
-// Arrived records that a machine joined, when its Node first proves that it has the certificate of
-// [Certify]. Otherwise it returns nil: the Machine's own reference to the Node latches the rest.
-func Arrived(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alpha1.MachineAttestation {
-	if rec == nil || rec.Status.CertificateRequest == nil || rec.Status.Certificate == nil ||
-		rec.Status.Certificate.Node != node {
-		return nil
-	}
-	return Joined(rec, node, now)
-}
-
 // Certified returns the hash of the key for which the bearer of a token has its node's certificate,
 // or "". Such a machine needs no bootstrap credential.
 func Certified(rec *v1alpha1.MachineAttestation, tokenID string, now time.Time) string {

@@ -176,23 +176,3 @@ func TestAttest_DropsTheCertificateOfAnInterruptedFirstBoot(t *testing.T) {
 	_, err = record.RequestCertificate(r, "token1", pkcs10, "k1", start.Add(time.Minute))
 	wantCode(t, err, reason.TokenSuperseded)
 }
-
-// Only the Node of the recorded certificate shows that the machine joined.
-func TestArrived_JoinsAMachineWithItsOwnCertificate(t *testing.T) {
-	r := issued(t)
-	next := record.Arrived(r, "worker-0", start)
-	if next == nil || next.Status.Phase != v1alpha1.PhaseJoined || next.Status.Token != nil {
-		t.Fatalf("%+v", next)
-	}
-	if record.Arrived(next, "worker-0", start) != nil {
-		t.Error("a joined machine joined again")
-	}
-	if record.Arrived(r, "worker-1", start) != nil || record.Arrived(requested(t), "worker-0", start) != nil ||
-		record.Arrived(nil, "worker-0", start) != nil {
-		t.Error("a machine joined without its certificate")
-	}
-	r.Status.CertificateRequest = nil // the approver recorded a kubelet's own request as a join
-	if record.Arrived(r, "worker-0", start) != nil {
-		t.Error("a kubelet's own request joined twice")
-	}
-}

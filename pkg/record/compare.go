@@ -27,6 +27,7 @@ const (
 type State struct {
 	Exists      bool
 	Joined      bool
+	Arrived     bool // the Node of its certificate exists
 	Quarantined bool
 	Restored    bool // no object requires the quarantine since a restore of etcd
 	Unrevoked   bool // it has live bootstrap credentials that can be revoked
@@ -44,7 +45,7 @@ func Compare(s State, m *machine.Machine, now time.Time) Step {
 		return StepQuarantine
 	case quarantined && s.Unrevoked:
 		return StepRevoke
-	case joined && s.Exists && !s.Joined && !m.Granted(now):
+	case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):
 		return StepJoin
 	case !quarantined && s.Quarantined && !s.Restored:
 		return StepRelease

@@ -76,6 +76,15 @@ func TestCompare(t *testing.T) {
 			m.Enrollment = &v1alpha1.MachineAttestation{}
 			m.Enrollment.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(now.Add(time.Hour))}
 		}, want: record.StepNone},
+		{name: "the Node of its certificate exists", state: record.State{Exists: true, Arrived: true}, want: record.StepJoin},
+		{name: "the Node of its certificate exists, with a grant", state: record.State{Exists: true, Arrived: true},
+			change: func(m *machine.Machine) {
+				joined(m)
+				m.Enrollment = &v1alpha1.MachineAttestation{}
+				m.Enrollment.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(now.Add(time.Hour))}
+			}, want: record.StepJoin},
+		{name: "the Node of its certificate exists, in line", state: record.State{Exists: true, Arrived: true, Joined: true},
+			want: record.StepNone},
 		{name: "joined, and a quarantine to release", state: record.State{Exists: true, Quarantined: true}, change: joined,
 			want: record.StepJoin},
 		{name: "joined and quarantined", state: recorded, quarantined: true, change: joined, want: record.StepQuarantine},

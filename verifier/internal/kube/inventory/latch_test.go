@@ -63,6 +63,65 @@ spec: {providerID: "aws:///z/i-1"}
 	}
 }
 
+// A kubelet that the agent gave its certificate makes no request by which the record could join. Without a
+// cloud controller the Node has no provider ID, so only its name shows the join (rule 11 of
+// docs/security-rules.md). The record of the machine may come before or after the Node.
+func TestAttack_T73_ANodeWithTheCertificateHasJoined(t *testing.T) {
+	c := unconnected(t)
+	m := object(1, 1, func(o map[string]any) { delete(o["spec"].(map[string]any), "providerID") })
+	uid := string(m.GetUID())
+	c.watching(t, machineAPIKind, "m").list(t, 8, m)
+	nodes, own := c.watching(t, nodeKind, ""), c.watching(t, attestationKind, "m")
+	node := func(name string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Node",
+			"metadata": map[string]any{"name": name, "resourceVersion": "9"}}}
+	}
+	put := func(version string, change func(status map[string]any)) {
+		t.Helper()
+		rec := roleRecord(uid, m.GetName(), "worker", "worker-0")
+		rec.SetResourceVersion(version)
+		status, _ := rec.Object["status"].(map[string]any)
+		status["phase"], status["certificateRequest"] = "Fetched", map[string]any{"token": "t1"}
+		change(status)
+		own.receive(t, rec)
+	}
+	want := func(what string, step record.Step, node string) {
+		t.Helper()
+		if got, m := c.Compare(uid); got != step || m == nil || m.NodeRef != node {
+			t.Errorf("%s: step %v, %+v", what, got, m)
+		}
+	}
+	own.list(t, 8)
+	put("9", func(map[string]any) {})
+	want("no Node", record.StepNone, "")
+	nodes.list(t, 9, node("worker-1"))
+	want("another Node", record.StepNone, "")
+
+	trigger := &c.Triggers.MachineRecord
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := trigger.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	nodes.receive(t, node("worker-0"))
+	one, _ := queue.Get()
+	queue.Done(one)
+	if one.Name != uid {
+		t.Errorf("%q is reconciled", one.Name)
+	}
+	want("its Node", record.StepJoin, "worker-0")
+	put("10", func(status map[string]any) { delete(status, "certificateRequest") })
+	want("a kubelet's own request", record.StepNone, "")
+	put("11", func(status map[string]any) { delete(status, "certificate") })
+	want("it attested again", record.StepNone, "")
+	put("12", func(status map[string]any) { status["phase"] = "Joined" })
+	want("it joined", record.StepNone, "worker-0")
+	put("13", func(map[string]any) {})
+	want("the record after its Node", record.StepJoin, "worker-0")
+	nodes.remove(node("worker-0"))
+	want("a Node that was deleted", record.StepNone, "")
+}
+
 // The API server's own clean-up may delete a record before the watch reports that its Machine was deleted.
 func TestInventory_ReconcilesADeletedMachineWithoutARecord(t *testing.T) {
 	trigger := &kube.Trigger{}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -181,6 +182,8 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 	a.tokenID, a.requests = tokenOf(status), requests(status)
 	a.latch.pool, _ = status["pool"].(string)
 	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
+	_, requested := status["certificateRequest"].(map[string]any)
+	a.latch.certified = requested && a.latch.node != ""
 	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
 	conditions, _ := status["conditions"].([]any)
 	for _, x := range conditions {
@@ -391,6 +394,7 @@ func (ms *Machines) enrolled(ref *v1alpha1.MachineReference) {
 
 func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
 	n, _ := o.Value.(node)
+	known := ms.registry.HasNode(o.Name)
 	ms.registry.PutNode(o.Name, n.providerID)
 	ms.observed.putNode(o.Name, n.ready)
 	if ms.controlPlane.put(o.Name, n) {
@@ -402,7 +406,23 @@ func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
 			ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 		}
 	}
+	if !known && ms.o.Trigger.Running() {
+		ms.arrived(o.Name)
+	}
 	return nil
+}
+
+// arrived requests a comparison of the records whose certificate is for a new Node.
+func (ms *Machines) arrived(node string) {
+	var all []reconcile.Request
+	ms.mu.Lock()
+	for uid, l := range ms.latches {
+		if l.certified && !l.joined && l.node == node {
+			all = append(all, request(uid))
+		}
+	}
+	ms.mu.Unlock()
+	ms.o.Trigger.Enqueue(kube.PriorityChange, all...)
 }
 
 func (ms *Machines) dropNode(k types.NamespacedName) {

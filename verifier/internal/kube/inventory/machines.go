@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -125,6 +126,7 @@ type latch struct {
 	unrevoked   bool     // some of them were not revoked
 	pool        string   // for which the machine attested
 	node        string   // of its certificate
+	certified   bool     // the machine requested that certificate through the verifier
 	mismatch    bool     // the condition RoleMismatch is true
 }
 
@@ -179,7 +181,8 @@ func request(uid string) reconcile.Request {
 }
 
 // Compare returns the next step for the record of a Machine, and the Machine, which is nil if it was
-// deleted. A machine in both Machine APIs has one record.
+// deleted. A machine in both Machine APIs has one record. The Machine has the Node of its certificate, if
+// that exists.
 func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 	if record.IsBreakGlass(uid) {
 		return record.StepNone, nil
@@ -189,8 +192,12 @@ func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 		return record.StepDelete, nil
 	}
 	l, exists := ms.latch(records.UID(m))
+	arrived := l.certified && ms.registry.HasNode(l.node)
+	if arrived {
+		m.NodeRef = cmp.Or(m.NodeRef, l.node)
+	}
 	return record.Compare(record.State{
-		Exists: exists, Joined: l.joined, Quarantined: l.quarantined, Restored: l.restored,
+		Exists: exists, Joined: l.joined, Arrived: arrived, Quarantined: l.quarantined, Restored: l.restored,
 		Unrevoked: l.unrevoked && ms.o.Revocable,
 	}, m, ms.o.Now()), m
 }

@@ -25,8 +25,7 @@ import (
 const ConditionReason = "mcs-attest"
 
 // approve approves a request. For a client certificate with attestation, it first writes the
-// key to the machine's record. For the first serving certificate of a machine that has its client
-// certificate from the verifier, it first writes that the machine joined.
+// key to the machine's record.
 func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
 	now time.Time) error {
 	message := "This CSR was approved by mcs-attest: "
@@ -54,14 +53,6 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 			how = "signed the request with the key that it attested"
 		}
 		message += fmt.Sprintf("%s attested, and %s", subject(d), how)
-	case d.Arrived != "":
-		arrived := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			return record.Arrived(rec, d.Node, now), nil
-		}
-		if err := r.o.Records.Update(ctx, d.Arrived, arrived); err != nil {
-			return err
-		}
-		fallthrough
 	default:
 		message += "the request matches the kubelet of " + subject(d)
 	}
