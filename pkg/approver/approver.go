@@ -102,6 +102,9 @@ type Decision struct {
 	// Replaces is the key of a first certificate that is on the record but was never
 	// approved, or ""; see [record.Reapprove].
 	Replaces string
+	// Superseded are the approved requests for the same node with other keys, which the verifier made for
+	// first boots that were interrupted. Nothing proves that no client uses their certificates.
+	Superseded []string
 }
 
 // Certificate returns what the record stores of an approval. request is the request's name.

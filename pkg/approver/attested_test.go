@@ -159,6 +159,45 @@ func TestAttack_T73_TheNodesCertificate(t *testing.T) {
 	}
 }
 
+// Whose request it is does not depend on a quarantine, so a refusal of it is that machine's.
+func TestAttack_T73_AQuarantineDecides(t *testing.T) {
+	for name, change := range map[string]func(*v1alpha1.MachineAttestation){
+		"in the spec":   func(r *v1alpha1.MachineAttestation) { r.Spec.Quarantined = true },
+		"in the status": func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := certified()
+			change(in.fake.records[0])
+			d := in.decide()
+			want(t, d, Retry, reason.Quarantined)
+			if last := d.Checks[len(d.Checks)-1]; !d.Proven || last.Name != "quarantine" || last.Result != Failed {
+				t.Errorf("proven %v, %+v", d.Proven, last)
+			}
+			in.key = otherEC() // not the attested one
+			in.again()
+			in.csr.Name = Name(uidA, FromCSR(&in.csr).PublicKeySHA256)
+			if d := in.decide(); d.Proven {
+				t.Error("another key is put down to the machine")
+			}
+		})
+	}
+}
+
+// The machine may then request with its own credential. The certificate of the verifier is noticed, too.
+func TestAttack_T73_AnIssuedKeyBesideTheKubeletsIsReported(t *testing.T) {
+	in := honest()
+	in.config.Issuer = issuer
+	want(t, in.decide(), Approve, 0)
+	former := FromCSR(&certified().csr)
+	former.PublicKeySHA256, former.Approved, former.Decided = "k1", true, true
+	in.fake.issued = []*Request{former}
+	d := in.decide()
+	want(t, d, Approve, 0)
+	if !slices.Equal(d.Superseded, []string{former.Name}) {
+		t.Errorf("it supersedes %q", d.Superseded)
+	}
+}
+
 // A first boot that is interrupted leaves a certificate that no kubelet uses. The machine attests
 // again with another key. A third party's certificate for the name still stops it.
 func TestAttested_InterruptedFirstBoots(t *testing.T) {
@@ -183,11 +222,15 @@ func TestAttested_InterruptedFirstBoots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in := certified()
 			in.fake.issued = c.issued
-			if c.code == 0 {
-				want(t, in.decide(), Approve, 0)
+			if c.code != 0 {
+				want(t, in.decide(), Refuse, c.code)
 				return
 			}
-			want(t, in.decide(), Refuse, c.code)
+			d := in.decide()
+			want(t, d, Approve, 0)
+			if len(d.Superseded) != len(c.issued) || d.Superseded[0] != "csr-k1" {
+				t.Errorf("it supersedes %q", d.Superseded)
+			}
 		})
 	}
 }

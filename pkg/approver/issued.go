@@ -12,7 +12,8 @@ import (
 )
 
 // maxInterrupted is the number of interrupted first boots after which a machine may still join. Each of them may have
-// left a certificate that no kubelet uses.
+// left a certificate that no kubelet uses. Only those of the last hour count, because Kubernetes then deletes an
+// approved request.
 const maxInterrupted = 2
 
 // issued denies a second key for the name of a Machine. It does not depend on the record's status. Only administrators
@@ -23,13 +24,13 @@ func (x *run) issued() error {
 	if err != nil {
 		return unread(err, "read the approved requests for node %.253q", x.Node)
 	}
-	former, interrupted := "", 0
+	former := ""
 	granted := (&machine.Machine{Enrollment: x.record}).Granted(x.now)
 	for _, r := range all {
 		switch {
 		case r.PublicKeySHA256 == x.PublicKeySHA256 || r.Created.Sub(x.Machine.Created) <= -clockSkew:
-		case x.c.issues(r) && interrupted < maxInterrupted:
-			interrupted++
+		case x.c.issues(r) && len(x.Superseded) < maxInterrupted:
+			x.Superseded = append(x.Superseded, r.Name)
 		case granted && (former == "" || former == r.PublicKeySHA256):
 			former = r.PublicKeySHA256
 		default:

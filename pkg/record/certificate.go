@@ -31,11 +31,19 @@ func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1a
 // CredentialToken returns the token of a machine that may now receive a bootstrap credential: it attested and has not
 // joined. Otherwise it returns nil. The caller checks the Machine itself.
 func CredentialToken(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.TokenStatus {
-	if rec == nil || rec.Status.Token == nil || !now.Before(rec.Status.Token.Expiry.Time) {
+	if rec == nil || rec.Status.Quarantined || rec.Spec.Quarantined {
+		return nil
+	}
+	return liveToken(rec, now)
+}
+
+// liveToken is [CredentialToken] without the quarantine.
+func liveToken(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.TokenStatus {
+	if rec.Status.Token == nil || !now.Before(rec.Status.Token.Expiry.Time) {
 		return nil
 	}
 	s := &rec.Status
-	if s.Quarantined || rec.Spec.Quarantined || contested(s) ||
+	if contested(s) ||
 		s.Phase != v1alpha1.PhaseAttested && s.Phase != v1alpha1.PhaseFetched {
 		return nil
 	}

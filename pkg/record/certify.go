@@ -3,6 +3,7 @@
 package record
 
 import (
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +23,9 @@ import (
 // It returns nil if the request is already recorded.
 func RequestCertificate(rec *v1alpha1.MachineAttestation, tokenID string, der []byte, key string,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if err := notQuarantined(rec); err != nil {
+		return nil, err
+	}
 	if err := attestedKey(rec, tokenID, key, now); err != nil {
 		return nil, err
 	}
@@ -43,10 +47,10 @@ func RequestCertificate(rec *v1alpha1.MachineAttestation, tokenID string, der []
 // returns nil if the approval is already recorded.
 func Certify(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
-	if rec == nil || rec.Status.CertificateRequest == nil {
-		return nil, reason.Deny(reason.CSRCredential, "the machine has requested no certificate")
+	if err := notQuarantined(rec); err != nil {
+		return nil, err
 	}
-	if err := attestedKey(rec, rec.Status.CertificateRequest.Token, c.PublicKeySHA256, now); err != nil {
+	if err := Requested(rec, c.PublicKeySHA256, now); err != nil {
 		return nil, err
 	}
 	if was := rec.Status.Certificate; was != nil {
@@ -62,6 +66,15 @@ func Certify(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
 	note(&next.Status, now, "Certified", "", "", "as node "+c.Node+", for the key that it attested")
 	clearRefusal(&next.Status, now)
 	return next, nil
+}
+
+// Superseded records that a machine gets a certificate although other keys were approved for its Node in
+// the last hour: those of the given requests. That is an interrupted first boot, or a theft.
+func Superseded(rec *v1alpha1.MachineAttestation, requests []string, now time.Time) *v1alpha1.MachineAttestation {
+	next := rec.DeepCopy()
+	note(&next.Status, now, "CertificateReplaced", "", "", truncate("the certificate of another key, from "+
+		strings.Join(requests, ", ")+", stays valid"))
+	return next
 }
 
 // Issued records the chain (PEM) that was issued for the approved request of this name. It returns
@@ -91,15 +104,29 @@ func Certified(rec *v1alpha1.MachineAttestation, tokenID string, now time.Time) 
 	return s.CSRKeySHA256
 }
 
-// attestedKey checks that the machine may now have a certificate for a key.
+// Requested checks that a machine has attested a key, has requested a certificate, and has the live token of
+// both. Like [Credential], it also accepts a quarantined machine, because that shows whose request it is.
+func Requested(rec *v1alpha1.MachineAttestation, key string, now time.Time) error {
+	if rec == nil || rec.Status.CertificateRequest == nil {
+		return reason.Deny(reason.CSRCredential, "the machine has requested no certificate")
+	}
+	return attestedKey(rec, rec.Status.CertificateRequest.Token, key, now)
+}
+
+func notQuarantined(rec *v1alpha1.MachineAttestation) error {
+	if rec != nil && (rec.Status.Quarantined || rec.Spec.Quarantined) {
+		return reason.Deny(reason.Quarantined, "%s/%s", rec.Namespace, rec.Name)
+	}
+	return nil
+}
+
+// attestedKey checks that the machine attested a key with its live token and has not joined.
 func attestedKey(rec *v1alpha1.MachineAttestation, tokenID, key string, now time.Time) error {
 	if rec == nil {
 		return reason.Deny(reason.CSRCredential, "no record exists")
 	}
 	s := rec.Status
-	switch t := CredentialToken(rec, now); {
-	case s.Quarantined || rec.Spec.Quarantined:
-		return reason.Deny(reason.Quarantined, "%s/%s", rec.Namespace, rec.Name)
+	switch t := liveToken(rec, now); {
 	case s.Phase == v1alpha1.PhaseJoined:
 		return reason.Deny(reason.MachineJoined, "%s/%s already joined", rec.Namespace, rec.Name)
 	case t == nil || t.ID != tokenID:

@@ -30,8 +30,9 @@ var eventOf = map[string]struct {
 
 	"RoleMismatch": {"RoleMismatch", "", true},
 
-	"CertificateRefused": {"CertificateRefused", "", true},
-	"BreakGlass":         {"BreakGlass", "fetched the ", true},
+	"CertificateRefused":  {"CertificateRefused", "", true},
+	"CertificateReplaced": {"CertificateReplaced", "", true},
+	"BreakGlass":          {"BreakGlass", "fetched the ", true},
 }
 
 // announce emits an Event for each new entry in the history of a record that was

@@ -3,6 +3,7 @@
 package csr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,11 +40,17 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 				return err
 			}
 		}
-		first := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		first := func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
 			if d.Attested {
-				return record.Certify(rec, d.Certificate(csr.Name), now)
+				next, err = record.Certify(rec, d.Certificate(csr.Name), now)
+			} else {
+				next, err = record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
 			}
-			return record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
+			// A stolen front may have written the certificate, so this is noted even if it is recorded.
+			if err == nil && len(d.Superseded) > 0 {
+				next = record.Superseded(cmp.Or(next, rec), d.Superseded, now)
+			}
+			return next, err
 		}
 		if err := r.o.Records.Update(ctx, d.RecordUID, first); err != nil {
 			return err
@@ -113,20 +120,24 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 }
 
 // approvedByOthers handles a request that another approver approved. If a machine's own credential
-// made the request, it becomes the machine's first certificate on its record.
+// made the request, or the verifier for a machine, it becomes the machine's first certificate on its record.
 func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
 	req *approver.Request) (reconcile.Result, error) {
 	c := approved(csr)
 	if c == nil || c.Reason == ConditionReason || req.Kind != approver.Client {
 		return reconcile.Result{}, nil
 	}
-	if r.rules.Attestation && r.rules.Bootstrapper(req.Username) {
+	uid, issued := r.rules.Issues(req)
+	if r.rules.Attestation && (issued || r.rules.Bootstrapper(req.Username)) {
 		r.findings.approvedElsewhere(csr.Name, c)
 	}
-	if req.CredentialID == "" || req.PublicKeySHA256 == "" {
+	if req.CredentialID == "" && !issued || req.PublicKeySHA256 == "" {
 		return reconcile.Result{}, nil
 	}
-	uid, ok := r.o.Machines.ByCredential(req.CredentialID)
+	ok := issued
+	if !issued {
+		uid, ok = r.o.Machines.ByCredential(req.CredentialID)
+	}
 	if !ok {
 		if r.o.Now().Sub(csr.CreationTimestamp.Time) < young {
 			return r.again(csr.CreationTimestamp.Time), nil
@@ -134,14 +145,17 @@ func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.C
 		return reconcile.Result{}, nil
 	}
 	err := r.o.Records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Approve(rec, v1alpha1.CertificateStatus{
-			Node: req.Node(), PublicKeySHA256: req.PublicKeySHA256, Request: csr.Name, CredentialID: req.CredentialID,
-		}, r.o.Now())
+		c := v1alpha1.CertificateStatus{Node: req.Node(), PublicKeySHA256: req.PublicKeySHA256, Request: csr.Name,
+			CredentialID: req.CredentialID}
+		if issued {
+			return record.Certify(rec, c, r.o.Now())
+		}
+		return record.Approve(rec, c, r.o.Now())
 	})
 	var denial *reason.Denial
 	switch {
 	case err == nil:
-		r.o.Log.Info("another approver approved a certificate signing request with a machine's own credential",
+		r.o.Log.Info("another approver approved a machine's own certificate signing request",
 			"request", csr.Name, "machine_uid", uid, "by", audit.Clean(c.Reason))
 	case !errors.As(err, &denial) || denial.Code.Temporary() && denial.Code != reason.Quarantined:
 		return reconcile.Result{}, fmt.Errorf("record the approval of request %s by another approver: %w", csr.Name, err)

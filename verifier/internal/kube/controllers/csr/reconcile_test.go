@@ -52,12 +52,27 @@ func over(t *testing.T, known inventory, log *slog.Logger, objects ...client.Obj
 	decide func(name string) reconcile.Result, api client.Client,
 ) {
 	t.Helper()
+	r := overAPI(t, known, log, objects...)
+	return func(name string) reconcile.Result {
+		t.Helper()
+		result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result
+	}, r.client
+}
+
+// overAPI returns a reconciler with an API that has these objects.
+func overAPI(t *testing.T, known inventory, log *slog.Logger, objects ...client.Object) *reconciler {
+	t.Helper()
 	c, err := New(Options{
 		Config: config.Approver{
 			Attestation: config.AttestationRequired, ConfigMap: "ns/switch", StockConfigMap: "ns/stock", KubeletCA: "ns/ca",
 		},
-		Credential: &config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: "ns/node-bootstrapper"},
-		Machines:   known, Records: known, Log: log,
+		Credential: &config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: "ns/node-bootstrapper",
+			Mode: config.ModeCertificateOrToken},
+		Machines: known, Records: known, Log: log, Namespace: "ns",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,23 +82,15 @@ func over(t *testing.T, known inventory, log *slog.Logger, objects ...client.Obj
 		t.Fatal(err)
 	}
 	requests := new(certificatesv1.CertificateSigningRequest)
-	api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(requests).
+	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(requests).
 		WithIndex(requests, "spec.signerName", func(o client.Object) []string {
 			csr, _ := o.(*certificatesv1.CertificateSigningRequest)
 			return []string{csr.Spec.SignerName}
 		}).Build()
-	r := &reconciler{Controllers: c, client: trimmed{api}, reader: approval.NewReader(approval.Options{
+	return &reconciler{Controllers: c, client: trimmed{api}, reader: approval.NewReader(approval.Options{
 		Client: api, Config: c.o.Config, Rules: c.rules, Machines: known, Records: known, Namespaces: []string{"ns"},
 		Waiting: func(context.Context, string) ([]*certificatesv1.CertificateSigningRequest, error) { return nil, nil },
 	})}
-	return func(name string) reconcile.Result {
-		t.Helper()
-		result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return result
-	}, api
 }
 
 // trimmed is a cache.

@@ -35,14 +35,18 @@ func (r *reconciler) report(ctx context.Context, csr *certificatesv1.Certificate
 	if d.Machine != nil {
 		name = d.Machine.String()
 	}
+	extra := []slog.Attr{
+		slog.String("kind", label(d.Kind)), slog.String("request", csr.Name), slog.String("node", audit.Clean(d.Node)),
+		slog.String("requester", audit.Clean(csr.Spec.Username)), slog.String("credential_id", audit.Clean(d.CredentialID)),
+		slog.String("public_key_sha256", d.PublicKeySHA256),
+	}
+	if len(d.Superseded) > 0 {
+		extra = append(extra, slog.String("supersedes", audit.Clean(strings.Join(d.Superseded, " "))))
+	}
 	r.audit.Write(ctx, audit.Decision{
 		Event: "csr", Outcome: outcome, Denial: d.Denial, CorrelationID: string(csr.UID), Machine: name,
 		Proven: d.Outcome == approver.Approve || d.Proven && r.writes.allow("log:"+d.RecordUID, time.Now()),
-		Extra: []slog.Attr{
-			slog.String("kind", label(d.Kind)), slog.String("request", csr.Name), slog.String("node", audit.Clean(d.Node)),
-			slog.String("requester", audit.Clean(csr.Spec.Username)), slog.String("credential_id", audit.Clean(d.CredentialID)),
-			slog.String("public_key_sha256", d.PublicKeySHA256),
-		},
+		Extra:  extra,
 	})
 }
 
