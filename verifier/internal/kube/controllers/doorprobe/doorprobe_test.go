@@ -65,7 +65,7 @@ func newTest(t *testing.T) (*recorder, *Prober) {
 		defer r.mu.Unlock()
 		of := func(port int) door.Observation {
 			if state, ok := r.seen[fmt.Sprintf("%s %d", a, port)]; ok {
-				return door.Observation{State: state, Text: "seen"}
+				return door.Observation{State: state, Text: "seen " + string(state)}
 			}
 			return door.Observation{State: door.Closed, Text: "closed"}
 		}
@@ -102,14 +102,22 @@ func TestProber_ReportsEachDoorThatOpensOnce(t *testing.T) {
 		t.Errorf("%+v, %v", m, r.states)
 	}
 
-	// An update makes a port unknown for a moment. It is neither closed nor reported as unknown.
+	// Only the proof closes an open port. A server that accepts connections and sends nothing does not. An update
+	// makes a closed port unknown for a moment, which is not reported.
 	r.seen["192.0.2.2 22624"] = door.Unknown
-	for range unknownRounds - 1 {
-		want("unknown for a moment", metav1.ConditionTrue, "AnswersWithoutGate", 1, 1)
+	for range unknownRounds {
+		want("unknown after open", metav1.ConditionTrue, "AnswersWithoutGate", 1, 1)
 	}
-	want("unknown", metav1.ConditionUnknown, "NotObserved", 0, 1)
+	if c := p.Condition(); !strings.Contains(c.Message, "seen open") {
+		t.Errorf("the condition does not name what answered: %s", c.Message)
+	}
 	delete(r.seen, "192.0.2.2 22624")
 	want("closed again", metav1.ConditionFalse, "OnlyTheGateAnswers", 0, 1)
+	r.seen["192.0.2.2 22624"] = door.Unknown
+	for range unknownRounds - 1 {
+		want("unknown for a moment", metav1.ConditionFalse, "OnlyTheGateAnswers", 0, 1)
+	}
+	want("unknown", metav1.ConditionUnknown, "NotObserved", 0, 1)
 	r.seen["192.0.2.2 22624"] = door.Open
 	want("open again", metav1.ConditionTrue, "AnswersWithoutGate", 1, 2)
 

@@ -25,13 +25,18 @@ const (
 	reasonNotObserved = "NotObserved"
 )
 
-// observe stores an observation, and reports a port whose state has changed.
+// observe stores an observation, and reports a port whose state has changed. An open port remains reported until it
+// is closed: a server that does not answer is no proof.
 func (p *Prober) observe(at port, o door.Observation) {
 	o.Text = audit.Clean(o.Text)
 	p.mu.Lock()
 	before := p.ports[at]
 	now := state{Observation: o, reported: o.State}
-	if o.State == door.Unknown {
+	switch {
+	case o.State != door.Unknown:
+	case before.reported == door.Open:
+		now = before
+	default:
 		now.unknown = before.unknown + 1
 		if now.unknown < unknownRounds {
 			now.reported = cmp.Or(before.reported, door.Unknown)
