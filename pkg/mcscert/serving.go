@@ -101,6 +101,11 @@ func Follows(leaf, signer *x509.Certificate, hosts []string) time.Time {
 	return at
 }
 
+// Matures reports whether a CA that is made now reaches the age of [Follows] before the last month of the leaf.
+func Matures(leaf *x509.Certificate, now time.Time) bool {
+	return !leaf.NotAfter.Add(-LastMonth).Before(now.Add(Refresh / 10))
+}
+
 // Missing returns the hosts that a certificate is not valid for.
 func Missing(c *x509.Certificate, hosts []string) []string {
 	have := Hosts(c)

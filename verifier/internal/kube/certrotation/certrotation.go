@@ -75,8 +75,9 @@ type CA struct {
 }
 
 // CA returns the CA in a Secret. It creates or replaces the CA first if that is due, and returns why.
-// have is the Secret as it was read, or nil if it does not exist.
-func (r *Rotator) CA(ctx context.Context, name client.ObjectKey, have *corev1.Secret) (ca CA, why string, err error) {
+// have is the Secret as it was read, or nil if it does not exist. serving is that of the serving certificate, or nil.
+func (r *Rotator) CA(ctx context.Context, name client.ObjectKey, have, serving *corev1.Secret) (
+	ca CA, why string, err error) {
 	now, next := r.Now(), secretOf(name, have)
 	describe(&next.ObjectMeta, "CA that signs the Machine Config Server's certificate")
 	ca, err = parseCA(next.Data[corev1.TLSCertKey], next.Data[corev1.TLSPrivateKeyKey])
@@ -91,7 +92,7 @@ func (r *Rotator) CA(ctx context.Context, name client.ObjectKey, have *corev1.Se
 	case !now.Before(mcscert.Renewal(ca.Certificate)):
 		why = "it is past its renewal on " + mcscert.Day(mcscert.Renewal(ca.Certificate))
 	default:
-		why = r.otherKey(ca.Certificate)
+		why = r.otherKey(ca.Certificate, serving)
 	}
 	if why != "" {
 		if ca, err = r.newCA(name, now); err != nil {
@@ -105,11 +106,18 @@ func (r *Rotator) CA(ctx context.Context, name client.ObjectKey, have *corev1.Se
 	return ca, why, nil
 }
 
-// otherKey returns why a CA is replaced because of its key, or "".
-func (r *Rotator) otherKey(ca *x509.Certificate) string {
+// otherKey returns why a CA is replaced because of its key, or "". If the serving certificate ends soon, the CA stays
+// until it has signed the next one. Its key would be lost, and a new CA would sign before all machines trust it.
+func (r *Rotator) otherKey(ca *x509.Certificate, serving *corev1.Secret) string {
 	have := mcscert.KeyTypeOf(ca.PublicKey)
 	if r.SignerKey == "" || r.SignerKey == have {
 		return ""
+	}
+	if serving != nil {
+		chain, err := mcscert.Parse(serving.Data[corev1.TLSCertKey])
+		if err == nil && !mcscert.Matures(chain[0], r.Now()) {
+			return ""
+		}
 	}
 	return fmt.Sprintf("its key is %s, and certificates.signerKey is %s", have, r.SignerKey)
 }

@@ -82,7 +82,7 @@ func (r *rig) update(o client.Object) {
 func (r *rig) pass() (why [3]string) {
 	r.Helper()
 	haveCA, haveServing, haveBundle := r.objects()
-	ca, whyCA, err := r.r.CA(r.Context(), caName, haveCA)
+	ca, whyCA, err := r.r.CA(r.Context(), caName, haveCA, haveServing)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -218,6 +218,33 @@ func TestCA_FollowsTheConfiguredTypeOfKey(t *testing.T) {
 	}
 }
 
+// A CA of another type stays while the serving certificate ends soon. It signs the next one, which machines trust.
+func TestCA_OfAnotherTypeFirstRenewsTheServingCertificate(t *testing.T) {
+	r := newRig(t)
+	r.r.SignerKey = ""
+	r.pass()
+	have, serving, _ := r.objects()
+	ca, err := parseCA(have.Data["tls.crt"], have.Data["tls.key"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := start.Add(mcscert.Refresh/10 + mcscert.LastMonth - time.Hour)
+	pair, err := ca.pair.Serve([]string{host}, ends.Add(-mcscert.Validity))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving.Data["tls.crt"], serving.Data["tls.key"] = pair.Certificate, pair.Key.Expose()
+	r.update(serving)
+	r.r.SignerKey = mcscert.ECDSAP384
+	if why := r.pass(); why[0] != "" || !strings.HasPrefix(why[2], "it is past its renewal") {
+		t.Errorf("while it ends soon: %q", why)
+	}
+	want := [3]string{"its key is RSA-2048, and certificates.signerKey is ECDSA-P384", "its CAs have changed", ""}
+	if why := r.pass(); why != want {
+		t.Errorf("after the renewal: %q", why)
+	}
+}
+
 func TestCA_ReplacesWhatIsDueAndRejectsWhatCannotSign(t *testing.T) {
 	const asked = "an administrator requested it"
 	annotation := func(key, value string) func(*rig, *corev1.Secret) {
@@ -284,7 +311,7 @@ func TestCA_ReplacesWhatIsDueAndRejectsWhatCannotSign(t *testing.T) {
 			r.update(have)
 			before := have.DeepCopy()
 
-			ca, why, err := r.r.CA(t.Context(), caName, have)
+			ca, why, err := r.r.CA(t.Context(), caName, have, nil)
 			if c.fail != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fail) || !strings.Contains(err.Error(), NotAfterAnnotation) {
 					t.Errorf("%v, want an error with %q and a hint", err, c.fail)
@@ -308,7 +335,7 @@ func TestCA_ReplacesWhatIsDueAndRejectsWhatCannotSign(t *testing.T) {
 			if printed := fmt.Sprintf("%v %+v", ca, ca); strings.Contains(printed, "PRIVATE") {
 				t.Error("the key prints")
 			}
-			if _, why, err := r.r.CA(t.Context(), caName, after); err != nil || why != "" {
+			if _, why, err := r.r.CA(t.Context(), caName, after, nil); err != nil || why != "" {
 				t.Errorf("the second pass: %q, %v", why, err)
 			}
 		})
@@ -356,7 +383,7 @@ func TestBundle_DoesNotOverwriteWhatItCannotParse(t *testing.T) {
 		secret, _, bundle := r.objects()
 		bundle.Data[BundleKey] = text
 		r.update(bundle)
-		ca, _, err := r.r.CA(t.Context(), caName, secret)
+		ca, _, err := r.r.CA(t.Context(), caName, secret, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -400,7 +427,7 @@ func TestRotator_ConcurrentReplicas(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 4 {
 				wg.Go(func() {
-					ca, _, err := r.r.CA(context.WithoutCancel(t.Context()), caName, have.DeepCopy())
+					ca, _, err := r.r.CA(context.WithoutCancel(t.Context()), caName, have.DeepCopy(), nil)
 					switch {
 					case err == nil:
 						if !won.CompareAndSwap(nil, ca.Certificate) {

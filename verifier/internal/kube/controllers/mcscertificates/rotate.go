@@ -74,7 +74,7 @@ func (r *Reconciler) rotate(
 		return nil, fmt.Errorf("the Secret %s has the type %s, which is immutable:"+
 			" run 'certs init' to recreate it with the same content", r.serving, o.serving.Type)
 	}
-	ca, why, err := r.certs.CA(ctx, r.ca, o.ca)
+	ca, why, err := r.certs.CA(ctx, r.ca, o.ca, o.serving)
 	if err != nil {
 		return nil, explain(err)
 	}
