@@ -220,7 +220,7 @@ func (k *Process) addCSR(o *inventory.Options) error {
 			Rules:    approval.Rules(*c.Approver, c.Credential, c.Kubernetes.Namespace),
 			Lifetime: time.Duration(c.Credential.Lifetime), Records: lazyInventory{k},
 			Redeemable: lazyInventory{k}.Redeemable, Confirm: lazyInventory{k}.Confirm, Ready: lazyInventory{k}.Ready,
-			Log: p.Log, Now: p.Now,
+			Waiting: lazyInventory{k}.CertificateRequests, Log: p.Log, Now: p.Now,
 		})
 		o.Requested = certificates.Observe
 		k.controllers = append(k.controllers, certificates.SetupWithManager)
@@ -365,6 +365,7 @@ func (n lazyInventory) Update(ctx context.Context, uid string, change store.Chan
 	return n.k.inventory.Records().Update(ctx, uid, change)
 }
 func (n lazyInventory) Session(uid string) store.Session { return n.k.inventory.Records().Session(uid) }
+func (n lazyInventory) CertificateRequests() []string    { return n.k.inventory.CertificateRequests() }
 func (n lazyInventory) Redeemable(uid, pool string, now time.Time) error {
 	return n.k.inventory.Registry().Redeemable(uid, pool, now)
 }

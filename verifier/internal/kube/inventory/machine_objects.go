@@ -135,7 +135,6 @@ type attestation struct {
 	latch      latch
 	condition  bool                         // its condition Accepted is not True
 	tokenID    string                       // of the attestation token that the machine may use
-	requests   bool                         // the node's certificate, which it does not have yet
 	whole      *v1alpha1.MachineAttestation // nil unless it is kept
 }
 
@@ -179,7 +178,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 			}
 		}
 	}
-	a.tokenID, a.requests = tokenOf(status), requests(status)
+	a.tokenID, a.latch.requests = tokenOf(status), requests(status)
 	a.latch.pool, _ = status["pool"].(string)
 	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
 	_, requested := status["certificateRequest"].(map[string]any)
@@ -327,7 +326,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		ms.o.Recorded(uid, a.latch)
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, a.tokenID)
-		if a.requests {
+		if a.latch.requests {
 			ms.o.Requested(uid)
 		}
 	}

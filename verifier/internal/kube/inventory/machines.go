@@ -127,6 +127,7 @@ type latch struct {
 	pool        string   // for which the machine attested
 	node        string   // of its certificate
 	certified   bool     // the machine requested that certificate through the verifier
+	requests    bool     // it waits for that certificate
 	mismatch    bool     // the condition RoleMismatch is true
 }
 
@@ -216,6 +217,18 @@ func (ms *Machines) OutOfLine() []string {
 		step, _ := ms.Compare(uid)
 		return step == record.StepNone
 	})
+}
+
+// CertificateRequests returns the UIDs of the records whose machines wait for their node's certificate.
+func (ms *Machines) CertificateRequests() (uids []string) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	for uid, l := range ms.latches {
+		if l.requests {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
 }
 
 // RecordNamespace returns the namespace of a Machine's record, or false if there is none.

@@ -48,8 +48,10 @@ type Options struct {
 	Confirm func(ctx context.Context, uid string) error
 	// Ready returns an error while the inventory is not reliable for this Machine.
 	Ready func(uid string) error
-	Log   *slog.Logger     // default: none
-	Now   func() time.Time // default time.Now
+	// Waiting returns the UIDs of the records whose machines wait for their node's certificate.
+	Waiting func() []string
+	Log     *slog.Logger     // default: none
+	Now     func() time.Time // default time.Now
 }
 
 // Records is the store of records.
@@ -83,7 +85,17 @@ func New(o Options) *Reconciler {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Reconciler{o: o}
+	r := &Reconciler{o: o}
+	r.trigger.All, r.trigger.Interval = r.all, time.Minute
+	return r
+}
+
+// all has the machines whose requests were recorded while no replica led.
+func (r *Reconciler) all() (requests []reconcile.Request) {
+	for _, uid := range r.o.Waiting() {
+		requests = append(requests, request(uid))
+	}
+	return requests
 }
 
 // Observe receives each machine that waits for its node's certificate.

@@ -23,6 +23,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
@@ -64,6 +66,7 @@ func newSite(t *testing.T) *site {
 		Redeemable: func(string, string, time.Time) error { return nil },
 		Confirm:    func(context.Context, string) error { return nil },
 		Ready:      func(string) error { return nil },
+		Waiting:    func() []string { return []string{uid} },
 	})
 	s.Reconciler.client, s.live = s.api, s.api
 	s.rec = &v1alpha1.MachineAttestation{}
@@ -302,5 +305,17 @@ func TestReconcile_DeliversOnlyToTheMachineThatRequested(t *testing.T) {
 				t.Errorf("%+v", s.rec.Status.Certificate)
 			}
 		})
+	}
+}
+
+// A request that was recorded while no replica led reaches the next leader.
+func TestNewLeader_FindsTheRequestsOfBefore(t *testing.T) {
+	s := newSite(t)
+	queue := priorityqueue.New[reconcile.Request]("nodecertificate")
+	defer queue.ShutDown()
+	s.Observe(uid) // nothing runs yet
+	s.ok(s.trigger.Start(t.Context(), queue))
+	if got, shutdown := queue.Get(); shutdown || got.Name != uid {
+		t.Errorf("the new leader reconciles %q", got.Name)
 	}
 }
