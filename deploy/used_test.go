@@ -81,9 +81,11 @@ func TestVerbs_AreExactlyThoseUsed(t *testing.T) {
 		map[string]string{"tls.crt": certificate, "tls.key": key})+
 		holder("ConfigMap", "data", "openshift-machine-config-operator", "machine-config-server-ca",
 			map[string]string{"ca-bundle.crt": certificate}))
+	masters := strings.Replace(pointer, "worker", "master", 1)
 	c.KubectlApply(t, secret("openshift-machine-api", "worker-user-data", map[string]string{"userData": pointer})+
-		secret("openshift-machine-api", "master-user-data",
-			map[string]string{"userData": strings.Replace(pointer, "worker", "master", 1)})+
+		secret("openshift-machine-api", "worker-user-data-managed", map[string]string{"userData": pointer})+
+		secret("openshift-machine-api", "master-user-data", map[string]string{"userData": masters})+
+		secret("openshift-machine-api", "master-user-data-managed", map[string]string{"userData": masters})+
 		secret("openshift-config", "machineconfig-auth", map[string]string{"token": rand.Text() + rand.Text()}))
 
 	// The provisioning token goes into the pointer configs of pools that accept it.
