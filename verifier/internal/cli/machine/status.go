@@ -248,7 +248,7 @@ func reached(m admin.Machine, now time.Time, whole bool) milestones {
 		}
 	}
 	switch c := r.Certificate; {
-	case c != nil:
+	case c != nil && out[2] == "-" && r.Phase == v1alpha1.PhaseJoined:
 		out[2] = clock(now, c.Approved.Time, whole)
 	case r.Phase == v1alpha1.PhaseJoined && out[2] == "-":
 		out[2] = "yes"
