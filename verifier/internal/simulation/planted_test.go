@@ -36,7 +36,7 @@ var planted = []struct {
 		"if err := sameIdentity(s.Identity, a.Identity); err != nil {",
 		"s.Identity = a.Identity\nif err := sameIdentity(s.Identity, a.Identity); err != nil {"},
 	{"a join is not latched", "pkg/record/compare.go",
-		"case joined && s.Exists && !s.Joined && !m.Granted(now):", "case false:"},
+		"case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):", "case false:"},
 	{"a served use is returned", "verifier/internal/redeem/redeem.go",
 		"r.unserved.remove(c.ID, before)", "r.markUnserved(ctx, c, id)"},
 	{"a restore of etcd loses the latches", "verifier/internal/kube/restore/guard.go",
