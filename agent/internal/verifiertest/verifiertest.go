@@ -51,6 +51,8 @@ const Ticket = "ticket-for-reports"
 
 // Verifier is a fake verifier. Its zero value, once started, follows the contract.
 type Verifier struct {
+	mcsattestv1connect.UnimplementedAttestationHandler
+
 	// These replace the default response. If they are nil or return nil, nil, the default applies.
 	ChallengeFunc func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error)
 	AttestFunc    func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)

@@ -1704,6 +1704,379 @@ func (x *ReportResponse) GetCorrelationId() string {
 	return ""
 }
 
+type RehearseChallengeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The administrator's ticket, 32 bytes. It is a secret, and serves one rehearsal.
+	Ticket []byte `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	// The other fields are those of ChallengeRequest.
+	Pool          string         `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	Origin        string         `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
+	Offered       []EvidenceKind `protobuf:"varint,4,rep,packed,name=offered,proto3,enum=mcsattest.v1.EvidenceKind" json:"offered,omitempty"`
+	Tpm           *TpmIdentity   `protobuf:"bytes,5,opt,name=tpm,proto3" json:"tpm,omitempty"`
+	AgentVersion  string         `protobuf:"bytes,6,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RehearseChallengeRequest) Reset() {
+	*x = RehearseChallengeRequest{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RehearseChallengeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RehearseChallengeRequest) ProtoMessage() {}
+
+func (x *RehearseChallengeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RehearseChallengeRequest.ProtoReflect.Descriptor instead.
+func (*RehearseChallengeRequest) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RehearseChallengeRequest) GetTicket() []byte {
+	if x != nil {
+		return x.Ticket
+	}
+	return nil
+}
+
+func (x *RehearseChallengeRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *RehearseChallengeRequest) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *RehearseChallengeRequest) GetOffered() []EvidenceKind {
+	if x != nil {
+		return x.Offered
+	}
+	return nil
+}
+
+func (x *RehearseChallengeRequest) GetTpm() *TpmIdentity {
+	if x != nil {
+		return x.Tpm
+	}
+	return nil
+}
+
+func (x *RehearseChallengeRequest) GetAgentVersion() string {
+	if x != nil {
+		return x.AgentVersion
+	}
+	return ""
+}
+
+type RehearseChallengeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sealed challenge, for Rehearse. Attest denies it.
+	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// The next fields are those of ChallengeResponse.
+	Nonce   []byte      `protobuf:"bytes,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	Binding BindingMode `protobuf:"varint,3,opt,name=binding,proto3,enum=mcsattest.v1.BindingMode" json:"binding,omitempty"`
+	// What Rehearse should contain, ascending. If one is missing, the rehearsal fails.
+	Required        []EvidenceKind  `protobuf:"varint,4,rep,packed,name=required,proto3,enum=mcsattest.v1.EvidenceKind" json:"required,omitempty"`
+	Tpm             *TpmChallenge   `protobuf:"bytes,5,opt,name=tpm,proto3" json:"tpm,omitempty"`
+	LifetimeSeconds uint32          `protobuf:"varint,6,opt,name=lifetime_seconds,json=lifetimeSeconds,proto3" json:"lifetime_seconds,omitempty"`
+	Pool            string          `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`
+	Origin          string          `protobuf:"bytes,8,opt,name=origin,proto3" json:"origin,omitempty"`
+	Cloud           *CloudChallenge `protobuf:"bytes,9,opt,name=cloud,proto3" json:"cloud,omitempty"`
+	// Present if the rehearsal ends here. The other fields are then empty.
+	Result        *RehearseResponse `protobuf:"bytes,10,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RehearseChallengeResponse) Reset() {
+	*x = RehearseChallengeResponse{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RehearseChallengeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RehearseChallengeResponse) ProtoMessage() {}
+
+func (x *RehearseChallengeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RehearseChallengeResponse.ProtoReflect.Descriptor instead.
+func (*RehearseChallengeResponse) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RehearseChallengeResponse) GetSealed() []byte {
+	if x != nil {
+		return x.Sealed
+	}
+	return nil
+}
+
+func (x *RehearseChallengeResponse) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *RehearseChallengeResponse) GetBinding() BindingMode {
+	if x != nil {
+		return x.Binding
+	}
+	return BindingMode_BINDING_MODE_UNSPECIFIED
+}
+
+func (x *RehearseChallengeResponse) GetRequired() []EvidenceKind {
+	if x != nil {
+		return x.Required
+	}
+	return nil
+}
+
+func (x *RehearseChallengeResponse) GetTpm() *TpmChallenge {
+	if x != nil {
+		return x.Tpm
+	}
+	return nil
+}
+
+func (x *RehearseChallengeResponse) GetLifetimeSeconds() uint32 {
+	if x != nil {
+		return x.LifetimeSeconds
+	}
+	return 0
+}
+
+func (x *RehearseChallengeResponse) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *RehearseChallengeResponse) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *RehearseChallengeResponse) GetCloud() *CloudChallenge {
+	if x != nil {
+		return x.Cloud
+	}
+	return nil
+}
+
+func (x *RehearseChallengeResponse) GetResult() *RehearseResponse {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type RehearseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// RehearseChallengeResponse.sealed.
+	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// The other fields are those of AttestRequest. The transcript has a label of its own.
+	ServerSpkiSha256  []byte           `protobuf:"bytes,2,opt,name=server_spki_sha256,json=serverSpkiSha256,proto3" json:"server_spki_sha256,omitempty"`
+	Claims            []byte           `protobuf:"bytes,3,opt,name=claims,proto3" json:"claims,omitempty"`
+	Tpm2              *Tpm2Evidence    `protobuf:"bytes,4,opt,name=tpm2,proto3" json:"tpm2,omitempty"`
+	Cloud             []*CloudEvidence `protobuf:"bytes,5,rep,name=cloud,proto3" json:"cloud,omitempty"`
+	ProvisioningToken []byte           `protobuf:"bytes,6,opt,name=provisioning_token,json=provisioningToken,proto3" json:"provisioning_token,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *RehearseRequest) Reset() {
+	*x = RehearseRequest{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RehearseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RehearseRequest) ProtoMessage() {}
+
+func (x *RehearseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RehearseRequest.ProtoReflect.Descriptor instead.
+func (*RehearseRequest) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RehearseRequest) GetSealed() []byte {
+	if x != nil {
+		return x.Sealed
+	}
+	return nil
+}
+
+func (x *RehearseRequest) GetServerSpkiSha256() []byte {
+	if x != nil {
+		return x.ServerSpkiSha256
+	}
+	return nil
+}
+
+func (x *RehearseRequest) GetClaims() []byte {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+func (x *RehearseRequest) GetTpm2() *Tpm2Evidence {
+	if x != nil {
+		return x.Tpm2
+	}
+	return nil
+}
+
+func (x *RehearseRequest) GetCloud() []*CloudEvidence {
+	if x != nil {
+		return x.Cloud
+	}
+	return nil
+}
+
+func (x *RehearseRequest) GetProvisioningToken() []byte {
+	if x != nil {
+		return x.ProvisioningToken
+	}
+	return nil
+}
+
+type RehearseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether Attest would issue a token for this evidence if the machine were new.
+	Passes bool `protobuf:"varint,1,opt,name=passes,proto3" json:"passes,omitempty"`
+	// Why it would not. Unspecified if passes is true.
+	Reason Reason `protobuf:"varint,2,opt,name=reason,proto3,enum=mcsattest.v1.Reason" json:"reason,omitempty"`
+	// The reason in one sentence, for the administrator.
+	Explanation string `protobuf:"bytes,3,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	// What the rehearsal could not show. At most 8, each at most 256 bytes.
+	Warnings []string `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// Identifies this rehearsal in the verifier's audit log.
+	CorrelationId string `protobuf:"bytes,5,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RehearseResponse) Reset() {
+	*x = RehearseResponse{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RehearseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RehearseResponse) ProtoMessage() {}
+
+func (x *RehearseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RehearseResponse.ProtoReflect.Descriptor instead.
+func (*RehearseResponse) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RehearseResponse) GetPasses() bool {
+	if x != nil {
+		return x.Passes
+	}
+	return false
+}
+
+func (x *RehearseResponse) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *RehearseResponse) GetExplanation() string {
+	if x != nil {
+		return x.Explanation
+	}
+	return ""
+}
+
+func (x *RehearseResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+func (x *RehearseResponse) GetCorrelationId() string {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return ""
+}
+
 // Denial is the detail of every RPC error.
 type Denial struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1727,7 +2100,7 @@ type Denial struct {
 
 func (x *Denial) Reset() {
 	*x = Denial{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[13]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +2112,7 @@ func (x *Denial) String() string {
 func (*Denial) ProtoMessage() {}
 
 func (x *Denial) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[13]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +2125,7 @@ func (x *Denial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Denial.ProtoReflect.Descriptor instead.
 func (*Denial) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{13}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Denial) GetClass() DenialClass {
@@ -1883,7 +2256,39 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x17\n" +
 	"\aboot_id\x18\x06 \x01(\tR\x06bootId\"7\n" +
 	"\x0eReportResponse\x12%\n" +
-	"\x0ecorrelation_id\x18\x01 \x01(\tR\rcorrelationId\"\x90\x02\n" +
+	"\x0ecorrelation_id\x18\x01 \x01(\tR\rcorrelationId\"\xe6\x01\n" +
+	"\x18RehearseChallengeRequest\x12\x16\n" +
+	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06origin\x18\x03 \x01(\tR\x06origin\x124\n" +
+	"\aoffered\x18\x04 \x03(\x0e2\x1a.mcsattest.v1.EvidenceKindR\aoffered\x12+\n" +
+	"\x03tpm\x18\x05 \x01(\v2\x19.mcsattest.v1.TpmIdentityR\x03tpm\x12#\n" +
+	"\ragent_version\x18\x06 \x01(\tR\fagentVersion\"\xa7\x03\n" +
+	"\x19RehearseChallengeResponse\x12\x16\n" +
+	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x14\n" +
+	"\x05nonce\x18\x02 \x01(\fR\x05nonce\x123\n" +
+	"\abinding\x18\x03 \x01(\x0e2\x19.mcsattest.v1.BindingModeR\abinding\x126\n" +
+	"\brequired\x18\x04 \x03(\x0e2\x1a.mcsattest.v1.EvidenceKindR\brequired\x12,\n" +
+	"\x03tpm\x18\x05 \x01(\v2\x1a.mcsattest.v1.TpmChallengeR\x03tpm\x12)\n" +
+	"\x10lifetime_seconds\x18\x06 \x01(\rR\x0flifetimeSeconds\x12\x12\n" +
+	"\x04pool\x18\a \x01(\tR\x04pool\x12\x16\n" +
+	"\x06origin\x18\b \x01(\tR\x06origin\x122\n" +
+	"\x05cloud\x18\t \x01(\v2\x1c.mcsattest.v1.CloudChallengeR\x05cloud\x126\n" +
+	"\x06result\x18\n" +
+	" \x01(\v2\x1e.mcsattest.v1.RehearseResponseR\x06result\"\x81\x02\n" +
+	"\x0fRehearseRequest\x12\x16\n" +
+	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12,\n" +
+	"\x12server_spki_sha256\x18\x02 \x01(\fR\x10serverSpkiSha256\x12\x16\n" +
+	"\x06claims\x18\x03 \x01(\fR\x06claims\x12.\n" +
+	"\x04tpm2\x18\x04 \x01(\v2\x1a.mcsattest.v1.Tpm2EvidenceR\x04tpm2\x121\n" +
+	"\x05cloud\x18\x05 \x03(\v2\x1b.mcsattest.v1.CloudEvidenceR\x05cloud\x12-\n" +
+	"\x12provisioning_token\x18\x06 \x01(\fR\x11provisioningToken\"\xbd\x01\n" +
+	"\x10RehearseResponse\x12\x16\n" +
+	"\x06passes\x18\x01 \x01(\bR\x06passes\x12,\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x14.mcsattest.v1.ReasonR\x06reason\x12 \n" +
+	"\vexplanation\x18\x03 \x01(\tR\vexplanation\x12\x1a\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\x12%\n" +
+	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\"\x90\x02\n" +
 	"\x06Denial\x12/\n" +
 	"\x05class\x18\x01 \x01(\x0e2\x19.mcsattest.v1.DenialClassR\x05class\x12%\n" +
 	"\x0ecorrelation_id\x18\x02 \x01(\tR\rcorrelationId\x12\x1c\n" +
@@ -2008,12 +2413,14 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x10REASON_CSR_LIMIT\x10v\x12\x17\n" +
 	"\x13REASON_CSR_DISABLED\x10w\x12\x1c\n" +
 	"\x18REASON_NODE_NAME_UNKNOWN\x10x\x12!\n" +
-	"\x1dREASON_CERTIFY_TICKET_INVALID\x10y2\xad\x02\n" +
+	"\x1dREASON_CERTIFY_TICKET_INVALID\x10y2\xde\x03\n" +
 	"\vAttestation\x12L\n" +
 	"\tChallenge\x12\x1e.mcsattest.v1.ChallengeRequest\x1a\x1f.mcsattest.v1.ChallengeResponse\x12C\n" +
 	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12F\n" +
 	"\aCertify\x12\x1c.mcsattest.v1.CertifyRequest\x1a\x1d.mcsattest.v1.CertifyResponse\x12C\n" +
-	"\x06Report\x12\x1b.mcsattest.v1.ReportRequest\x1a\x1c.mcsattest.v1.ReportResponseBAZ?github.com/mcs-attest/mcs-attest/proto/mcsattest/v1;mcsattestv1b\x06proto3"
+	"\x06Report\x12\x1b.mcsattest.v1.ReportRequest\x1a\x1c.mcsattest.v1.ReportResponse\x12d\n" +
+	"\x11RehearseChallenge\x12&.mcsattest.v1.RehearseChallengeRequest\x1a'.mcsattest.v1.RehearseChallengeResponse\x12I\n" +
+	"\bRehearse\x12\x1d.mcsattest.v1.RehearseRequest\x1a\x1e.mcsattest.v1.RehearseResponseBAZ?github.com/mcs-attest/mcs-attest/proto/mcsattest/v1;mcsattestv1b\x06proto3"
 
 var (
 	file_mcsattest_v1_attestation_proto_rawDescOnce sync.Once
@@ -2028,29 +2435,33 @@ func file_mcsattest_v1_attestation_proto_rawDescGZIP() []byte {
 }
 
 var file_mcsattest_v1_attestation_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_mcsattest_v1_attestation_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_mcsattest_v1_attestation_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_mcsattest_v1_attestation_proto_goTypes = []any{
-	(EvidenceKind)(0),         // 0: mcsattest.v1.EvidenceKind
-	(BindingMode)(0),          // 1: mcsattest.v1.BindingMode
-	(Mode)(0),                 // 2: mcsattest.v1.Mode
-	(Unattested)(0),           // 3: mcsattest.v1.Unattested
-	(NodeCertificate)(0),      // 4: mcsattest.v1.NodeCertificate
-	(DenialClass)(0),          // 5: mcsattest.v1.DenialClass
-	(Reason)(0),               // 6: mcsattest.v1.Reason
-	(*TpmIdentity)(nil),       // 7: mcsattest.v1.TpmIdentity
-	(*ChallengeRequest)(nil),  // 8: mcsattest.v1.ChallengeRequest
-	(*TpmChallenge)(nil),      // 9: mcsattest.v1.TpmChallenge
-	(*ChallengeResponse)(nil), // 10: mcsattest.v1.ChallengeResponse
-	(*CloudChallenge)(nil),    // 11: mcsattest.v1.CloudChallenge
-	(*Tpm2Evidence)(nil),      // 12: mcsattest.v1.Tpm2Evidence
-	(*CloudEvidence)(nil),     // 13: mcsattest.v1.CloudEvidence
-	(*AttestRequest)(nil),     // 14: mcsattest.v1.AttestRequest
-	(*AttestResponse)(nil),    // 15: mcsattest.v1.AttestResponse
-	(*CertifyRequest)(nil),    // 16: mcsattest.v1.CertifyRequest
-	(*CertifyResponse)(nil),   // 17: mcsattest.v1.CertifyResponse
-	(*ReportRequest)(nil),     // 18: mcsattest.v1.ReportRequest
-	(*ReportResponse)(nil),    // 19: mcsattest.v1.ReportResponse
-	(*Denial)(nil),            // 20: mcsattest.v1.Denial
+	(EvidenceKind)(0),                 // 0: mcsattest.v1.EvidenceKind
+	(BindingMode)(0),                  // 1: mcsattest.v1.BindingMode
+	(Mode)(0),                         // 2: mcsattest.v1.Mode
+	(Unattested)(0),                   // 3: mcsattest.v1.Unattested
+	(NodeCertificate)(0),              // 4: mcsattest.v1.NodeCertificate
+	(DenialClass)(0),                  // 5: mcsattest.v1.DenialClass
+	(Reason)(0),                       // 6: mcsattest.v1.Reason
+	(*TpmIdentity)(nil),               // 7: mcsattest.v1.TpmIdentity
+	(*ChallengeRequest)(nil),          // 8: mcsattest.v1.ChallengeRequest
+	(*TpmChallenge)(nil),              // 9: mcsattest.v1.TpmChallenge
+	(*ChallengeResponse)(nil),         // 10: mcsattest.v1.ChallengeResponse
+	(*CloudChallenge)(nil),            // 11: mcsattest.v1.CloudChallenge
+	(*Tpm2Evidence)(nil),              // 12: mcsattest.v1.Tpm2Evidence
+	(*CloudEvidence)(nil),             // 13: mcsattest.v1.CloudEvidence
+	(*AttestRequest)(nil),             // 14: mcsattest.v1.AttestRequest
+	(*AttestResponse)(nil),            // 15: mcsattest.v1.AttestResponse
+	(*CertifyRequest)(nil),            // 16: mcsattest.v1.CertifyRequest
+	(*CertifyResponse)(nil),           // 17: mcsattest.v1.CertifyResponse
+	(*ReportRequest)(nil),             // 18: mcsattest.v1.ReportRequest
+	(*ReportResponse)(nil),            // 19: mcsattest.v1.ReportResponse
+	(*RehearseChallengeRequest)(nil),  // 20: mcsattest.v1.RehearseChallengeRequest
+	(*RehearseChallengeResponse)(nil), // 21: mcsattest.v1.RehearseChallengeResponse
+	(*RehearseRequest)(nil),           // 22: mcsattest.v1.RehearseRequest
+	(*RehearseResponse)(nil),          // 23: mcsattest.v1.RehearseResponse
+	(*Denial)(nil),                    // 24: mcsattest.v1.Denial
 }
 var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	0,  // 0: mcsattest.v1.ChallengeRequest.offered:type_name -> mcsattest.v1.EvidenceKind
@@ -2065,22 +2476,36 @@ var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	0,  // 9: mcsattest.v1.CloudEvidence.kind:type_name -> mcsattest.v1.EvidenceKind
 	12, // 10: mcsattest.v1.AttestRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
 	13, // 11: mcsattest.v1.AttestRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
-	5,  // 12: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
-	2,  // 13: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
-	3,  // 14: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
-	8,  // 15: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
-	14, // 16: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
-	16, // 17: mcsattest.v1.Attestation.Certify:input_type -> mcsattest.v1.CertifyRequest
-	18, // 18: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
-	10, // 19: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
-	15, // 20: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
-	17, // 21: mcsattest.v1.Attestation.Certify:output_type -> mcsattest.v1.CertifyResponse
-	19, // 22: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
-	19, // [19:23] is the sub-list for method output_type
-	15, // [15:19] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	0,  // 12: mcsattest.v1.RehearseChallengeRequest.offered:type_name -> mcsattest.v1.EvidenceKind
+	7,  // 13: mcsattest.v1.RehearseChallengeRequest.tpm:type_name -> mcsattest.v1.TpmIdentity
+	1,  // 14: mcsattest.v1.RehearseChallengeResponse.binding:type_name -> mcsattest.v1.BindingMode
+	0,  // 15: mcsattest.v1.RehearseChallengeResponse.required:type_name -> mcsattest.v1.EvidenceKind
+	9,  // 16: mcsattest.v1.RehearseChallengeResponse.tpm:type_name -> mcsattest.v1.TpmChallenge
+	11, // 17: mcsattest.v1.RehearseChallengeResponse.cloud:type_name -> mcsattest.v1.CloudChallenge
+	23, // 18: mcsattest.v1.RehearseChallengeResponse.result:type_name -> mcsattest.v1.RehearseResponse
+	12, // 19: mcsattest.v1.RehearseRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
+	13, // 20: mcsattest.v1.RehearseRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
+	6,  // 21: mcsattest.v1.RehearseResponse.reason:type_name -> mcsattest.v1.Reason
+	5,  // 22: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
+	2,  // 23: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
+	3,  // 24: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
+	8,  // 25: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
+	14, // 26: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
+	16, // 27: mcsattest.v1.Attestation.Certify:input_type -> mcsattest.v1.CertifyRequest
+	18, // 28: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
+	20, // 29: mcsattest.v1.Attestation.RehearseChallenge:input_type -> mcsattest.v1.RehearseChallengeRequest
+	22, // 30: mcsattest.v1.Attestation.Rehearse:input_type -> mcsattest.v1.RehearseRequest
+	10, // 31: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
+	15, // 32: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
+	17, // 33: mcsattest.v1.Attestation.Certify:output_type -> mcsattest.v1.CertifyResponse
+	19, // 34: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
+	21, // 35: mcsattest.v1.Attestation.RehearseChallenge:output_type -> mcsattest.v1.RehearseChallengeResponse
+	23, // 36: mcsattest.v1.Attestation.Rehearse:output_type -> mcsattest.v1.RehearseResponse
+	31, // [31:37] is the sub-list for method output_type
+	25, // [25:31] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_mcsattest_v1_attestation_proto_init() }
@@ -2094,7 +2519,7 @@ func file_mcsattest_v1_attestation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mcsattest_v1_attestation_proto_rawDesc), len(file_mcsattest_v1_attestation_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   14,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

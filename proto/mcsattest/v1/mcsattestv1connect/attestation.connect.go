@@ -48,6 +48,11 @@ const (
 	AttestationCertifyProcedure = "/mcsattest.v1.Attestation/Certify"
 	// AttestationReportProcedure is the fully-qualified name of the Attestation's Report RPC.
 	AttestationReportProcedure = "/mcsattest.v1.Attestation/Report"
+	// AttestationRehearseChallengeProcedure is the fully-qualified name of the Attestation's
+	// RehearseChallenge RPC.
+	AttestationRehearseChallengeProcedure = "/mcsattest.v1.Attestation/RehearseChallenge"
+	// AttestationRehearseProcedure is the fully-qualified name of the Attestation's Rehearse RPC.
+	AttestationRehearseProcedure = "/mcsattest.v1.Attestation/Rehearse"
 )
 
 // AttestationClient is a client for the mcsattest.v1.Attestation service.
@@ -63,6 +68,12 @@ type AttestationClient interface {
 	Certify(context.Context, *connect.Request[v1.CertifyRequest]) (*connect.Response[v1.CertifyResponse], error)
 	// Report records why a later step of the first boot failed. No decision depends on it.
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
+	// RehearseChallenge opens the rehearsal for which an administrator issued a ticket.
+	// Without a valid ticket it is denied with DENIAL_CLASS_CHALLENGE.
+	RehearseChallenge(context.Context, *connect.Request[v1.RehearseChallengeRequest]) (*connect.Response[v1.RehearseChallengeResponse], error)
+	// Rehearse appraises the evidence as Attest does, and reports the result to the
+	// administrator. It issues no token, and its result opens no config.
+	Rehearse(context.Context, *connect.Request[v1.RehearseRequest]) (*connect.Response[v1.RehearseResponse], error)
 }
 
 // NewAttestationClient constructs a client for the mcsattest.v1.Attestation service. By default, it
@@ -100,15 +111,29 @@ func NewAttestationClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(attestationMethods.ByName("Report")),
 			connect.WithClientOptions(opts...),
 		),
+		rehearseChallenge: connect.NewClient[v1.RehearseChallengeRequest, v1.RehearseChallengeResponse](
+			httpClient,
+			baseURL+AttestationRehearseChallengeProcedure,
+			connect.WithSchema(attestationMethods.ByName("RehearseChallenge")),
+			connect.WithClientOptions(opts...),
+		),
+		rehearse: connect.NewClient[v1.RehearseRequest, v1.RehearseResponse](
+			httpClient,
+			baseURL+AttestationRehearseProcedure,
+			connect.WithSchema(attestationMethods.ByName("Rehearse")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // attestationClient implements AttestationClient.
 type attestationClient struct {
-	challenge *connect.Client[v1.ChallengeRequest, v1.ChallengeResponse]
-	attest    *connect.Client[v1.AttestRequest, v1.AttestResponse]
-	certify   *connect.Client[v1.CertifyRequest, v1.CertifyResponse]
-	report    *connect.Client[v1.ReportRequest, v1.ReportResponse]
+	challenge         *connect.Client[v1.ChallengeRequest, v1.ChallengeResponse]
+	attest            *connect.Client[v1.AttestRequest, v1.AttestResponse]
+	certify           *connect.Client[v1.CertifyRequest, v1.CertifyResponse]
+	report            *connect.Client[v1.ReportRequest, v1.ReportResponse]
+	rehearseChallenge *connect.Client[v1.RehearseChallengeRequest, v1.RehearseChallengeResponse]
+	rehearse          *connect.Client[v1.RehearseRequest, v1.RehearseResponse]
 }
 
 // Challenge calls mcsattest.v1.Attestation.Challenge.
@@ -131,6 +156,16 @@ func (c *attestationClient) Report(ctx context.Context, req *connect.Request[v1.
 	return c.report.CallUnary(ctx, req)
 }
 
+// RehearseChallenge calls mcsattest.v1.Attestation.RehearseChallenge.
+func (c *attestationClient) RehearseChallenge(ctx context.Context, req *connect.Request[v1.RehearseChallengeRequest]) (*connect.Response[v1.RehearseChallengeResponse], error) {
+	return c.rehearseChallenge.CallUnary(ctx, req)
+}
+
+// Rehearse calls mcsattest.v1.Attestation.Rehearse.
+func (c *attestationClient) Rehearse(ctx context.Context, req *connect.Request[v1.RehearseRequest]) (*connect.Response[v1.RehearseResponse], error) {
+	return c.rehearse.CallUnary(ctx, req)
+}
+
 // AttestationHandler is an implementation of the mcsattest.v1.Attestation service.
 type AttestationHandler interface {
 	// Challenge returns a nonce, the evidence that the pool's policy requires, and,
@@ -144,6 +179,12 @@ type AttestationHandler interface {
 	Certify(context.Context, *connect.Request[v1.CertifyRequest]) (*connect.Response[v1.CertifyResponse], error)
 	// Report records why a later step of the first boot failed. No decision depends on it.
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
+	// RehearseChallenge opens the rehearsal for which an administrator issued a ticket.
+	// Without a valid ticket it is denied with DENIAL_CLASS_CHALLENGE.
+	RehearseChallenge(context.Context, *connect.Request[v1.RehearseChallengeRequest]) (*connect.Response[v1.RehearseChallengeResponse], error)
+	// Rehearse appraises the evidence as Attest does, and reports the result to the
+	// administrator. It issues no token, and its result opens no config.
+	Rehearse(context.Context, *connect.Request[v1.RehearseRequest]) (*connect.Response[v1.RehearseResponse], error)
 }
 
 // NewAttestationHandler builds an HTTP handler from the service implementation. It returns the path
@@ -177,6 +218,18 @@ func NewAttestationHandler(svc AttestationHandler, opts ...connect.HandlerOption
 		connect.WithSchema(attestationMethods.ByName("Report")),
 		connect.WithHandlerOptions(opts...),
 	)
+	attestationRehearseChallengeHandler := connect.NewUnaryHandler(
+		AttestationRehearseChallengeProcedure,
+		svc.RehearseChallenge,
+		connect.WithSchema(attestationMethods.ByName("RehearseChallenge")),
+		connect.WithHandlerOptions(opts...),
+	)
+	attestationRehearseHandler := connect.NewUnaryHandler(
+		AttestationRehearseProcedure,
+		svc.Rehearse,
+		connect.WithSchema(attestationMethods.ByName("Rehearse")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/mcsattest.v1.Attestation/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AttestationChallengeProcedure:
@@ -187,6 +240,10 @@ func NewAttestationHandler(svc AttestationHandler, opts ...connect.HandlerOption
 			attestationCertifyHandler.ServeHTTP(w, r)
 		case AttestationReportProcedure:
 			attestationReportHandler.ServeHTTP(w, r)
+		case AttestationRehearseChallengeProcedure:
+			attestationRehearseChallengeHandler.ServeHTTP(w, r)
+		case AttestationRehearseProcedure:
+			attestationRehearseHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -210,4 +267,12 @@ func (UnimplementedAttestationHandler) Certify(context.Context, *connect.Request
 
 func (UnimplementedAttestationHandler) Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("mcsattest.v1.Attestation.Report is not implemented"))
+}
+
+func (UnimplementedAttestationHandler) RehearseChallenge(context.Context, *connect.Request[v1.RehearseChallengeRequest]) (*connect.Response[v1.RehearseChallengeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("mcsattest.v1.Attestation.RehearseChallenge is not implemented"))
+}
+
+func (UnimplementedAttestationHandler) Rehearse(context.Context, *connect.Request[v1.RehearseRequest]) (*connect.Response[v1.RehearseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("mcsattest.v1.Attestation.Rehearse is not implemented"))
 }
