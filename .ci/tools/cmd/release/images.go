@@ -176,7 +176,8 @@ func (r *release) layer(entries []entry, mediaType types.MediaType) (v1.Layer, e
 }
 
 // verifierLayer is all that the static verifier needs.
-// It has the agents of all architectures, which it serves to boot images without the agent.
+// It has the agents of all architectures: it serves them to boot images without the agent, and a pod that
+// rehearses a first boot runs that of its node.
 func (r *release) verifierLayer(_ context.Context, arch string) ([]entry, error) {
 	all := []entry{
 		{name: "etc/", mode: 0o755},
@@ -196,7 +197,7 @@ func (r *release) verifierLayer(_ context.Context, arch string) ([]entry, error)
 		{name: "usr/share/mcs-attest/agents/", mode: 0o755},
 	}
 	for _, machine := range r.architectures {
-		all = append(all, entry{name: "usr/share/mcs-attest/agents/" + agent + "-" + machine, mode: 0o644,
+		all = append(all, entry{name: "usr/share/mcs-attest/agents/" + agent + "-" + machine, mode: 0o755,
 			from: r.binary(agent, machine)})
 	}
 	return all, nil

@@ -124,8 +124,8 @@ func TestImages_TheVerifierRunsInItsOwn(t *testing.T) {
 		t.Error("the user has no entry in /etc/passwd")
 	}
 	if info, err := os.Stat(filepath.Join(root, "usr/share/mcs-attest/agents", agent+"-"+runtime.GOARCH)); err != nil ||
-		info.Size() < 1<<20 {
-		t.Errorf("the agent that the gate serves: %v", err)
+		info.Size() < 1<<20 || info.Mode().Perm() != 0o755 {
+		t.Errorf("the agent that the gate serves and a pod runs: %v, %v", info, err)
 	}
 	pool, rest := x509.NewCertPool(), read(t, filepath.Join(root, "etc/ssl/certs/ca-certificates.crt"))
 	if !pool.AppendCertsFromPEM(rest) {
