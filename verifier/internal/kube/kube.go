@@ -191,7 +191,7 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controller manager: %w", err)
 	}
-	return m, nil
+	return &waitingManager{Manager: m}, nil
 }
 
 // RunManager builds and starts a manager. If the manager fails or loses its lease, RunManager builds another one,

@@ -12,12 +12,10 @@ import (
 // budget limits bookkeeping. A request reserves a turn and is requeued until then, so that it blocks no
 // worker.
 type budget struct {
-	writesPerSecond float64
-	concurrent      int
+	rate  *rate.Limiter
+	slots chan struct{} // one for each concurrent write
 
 	mu    sync.Mutex
-	rate  *rate.Limiter
-	slots chan struct{}        // one for each concurrent write
 	turns map[string]time.Time // by UID
 }
 
@@ -25,18 +23,10 @@ type budget struct {
 const retrySlot = 100 * time.Millisecond
 
 func newBudget(writesPerSecond float64, concurrent int) *budget {
-	b := &budget{writesPerSecond: writesPerSecond, concurrent: concurrent}
-	b.reset()
-	return b
-}
-
-// reset makes the budget full. A write of before may still end: controller-runtime does not wait for the workers of a
-// manager that lost its lease.
-func (b *budget) reset() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.rate = rate.NewLimiter(rate.Limit(b.writesPerSecond), int(2*b.writesPerSecond)+1)
-	b.slots, b.turns = make(chan struct{}, b.concurrent), map[string]time.Time{}
+	return &budget{
+		rate: rate.NewLimiter(rate.Limit(writesPerSecond), int(2*writesPerSecond)+1), slots: make(chan struct{}, concurrent),
+		turns: map[string]time.Time{},
+	}
 }
 
 // acquire returns a function that ends the write, or the time that the request must wait.
@@ -48,11 +38,10 @@ func (b *budget) acquire(uid string, now time.Time) (release func(), pause time.
 		at = b.reserve(now)
 	}
 	if !at.After(now) {
-		slots := b.slots
 		select {
-		case slots <- struct{}{}:
+		case b.slots <- struct{}{}:
 			delete(b.turns, uid)
-			return func() { <-slots }, 0
+			return func() { <-b.slots }, 0
 		default:
 			at = now.Add(max(b.reserve(now).Sub(now), retrySlot))
 		}

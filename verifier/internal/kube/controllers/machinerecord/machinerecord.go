@@ -110,7 +110,7 @@ func New(o Options) *Reconciler {
 
 // SetupWithManager adds the controller to a manager. Each manager begins with a full budget.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	r.budget.reset()
+	r.budget = newBudget(r.o.WritesPerSecond, bookkeepers)
 	return ctrl.NewControllerManagedBy(m).Named("machinerecord").WatchesRawSource(r.o.Trigger).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,

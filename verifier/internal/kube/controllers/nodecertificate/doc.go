@@ -11,7 +11,8 @@
 //
 // It watches:
 //
-//   - records, through the inventory: [Reconciler.Observe]
+//   - records, through the inventory: [Reconciler.Observe], and each minute all that wait. So a new leader finds
+//     what was recorded while none led
 //   - the certificate signing requests that its own account made
 //
 // It needs get of records, patch of their status, get of Machines, and create, get, list and
