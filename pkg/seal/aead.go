@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// The algorithms. A box begins with one of them; ticket is added in that of a ticket. All have a nonce of nonceSize
+// The algorithms. A box begins with one of them, to which its kind is added. All have a nonce of nonceSize
 // bytes, which may be random for any number of boxes.
 const (
 	xchacha   = 1 // XChaCha20-Poly1305

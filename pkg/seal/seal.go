@@ -8,11 +8,11 @@
 //
 // A sealed challenge is
 //
-//	algorithm (1 byte) || key id (8 bytes) || nonce (24 bytes) || ciphertext
+//	kind and algorithm (1 byte) || key id (8 bytes) || nonce (24 bytes) || ciphertext
 //
 // under XChaCha20-Poly1305 (1, draft-irtf-cfrg-xchacha-03). In strict FIPS 140 mode it is AES-256-GCM (2),
 // with a key that is derived from the nonce. The 24-byte nonces may be random for any number of challenges.
-// Algorithm and key id are additional data. The plaintext is a sequence of fields in the order of the
+// The kind is 0, or that of a [Rehearsal]. The header is additional data. The plaintext is a sequence of fields in the order of the
 // Challenge's fields. Each field is prefixed by its length as an unsigned 32-bit big-endian integer.
 package seal
 
@@ -61,6 +61,15 @@ type Challenge struct {
 
 // Seal encrypts c with the ring's current key.
 func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
+	plain, err := c.marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode challenge: %w", err)
+	}
+	return r.seal(rand, now, 0, plain)
+}
+
+// seal encrypts a challenge of one kind.
+func (r Ring) seal(rand io.Reader, now time.Time, kind byte, plain []byte) ([]byte, error) {
 	key, err := r.current(now)
 	if err != nil {
 		return nil, err
@@ -70,12 +79,8 @@ func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	plain, err := c.marshal()
-	if err != nil {
-		return nil, fmt.Errorf("encode challenge: %w", err)
-	}
 	out := make([]byte, header+aead.NonceSize(), header+aead.NonceSize()+len(plain)+aead.Overhead())
-	out[0] = alg
+	out[0] = kind + alg
 	copy(out[1:header], key.ID[:])
 	nonce := out[header:]
 	if _, err := io.ReadFull(rand, nonce); err != nil {
@@ -96,31 +101,41 @@ func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 //     mode forbids: ChallengeKeyUnknown, which is temporary
 //   - that does not authenticate: ChallengeInvalid
 //
-// It does not check the challenge's age; see [Challenge.Fresh].
+// The challenge of a rehearsal has an unknown algorithm here. Open does not check the challenge's age;
+// see [Challenge.Fresh].
 func (r Ring) Open(sealed []byte) (Challenge, error) {
+	plain, err := r.open(sealed, 0)
+	if err != nil {
+		return Challenge{}, err
+	}
 	var c Challenge
-	if len(sealed) > MaxSize {
-		return c, reason.Deny(reason.TooLarge, "sealed challenge of %d bytes", len(sealed))
-	}
-	if len(sealed) < header+nonceSize+chacha20poly1305.Overhead {
-		return c, reason.Deny(reason.Malformed, "sealed challenge of %d bytes", len(sealed))
-	}
-	if sealed[0] != xchacha && sealed[0] != aesGCM {
-		return c, reason.Deny(reason.ChallengeKeyUnknown, "sealed challenge with algorithm %d", sealed[0])
-	}
-	aead, err := r.byID(sealed[0], sealed[1:header])
-	if err != nil {
-		return c, err
-	}
-	nonce, box := sealed[header:header+nonceSize], sealed[header+nonceSize:]
-	plain, err := aead.Open(nil, nonce, box, sealed[:header])
-	if err != nil {
-		return c, reason.Deny(reason.ChallengeInvalid, "sealed challenge does not authenticate")
-	}
 	if err := c.unmarshal(plain); err != nil {
 		return Challenge{}, reason.Wrap(reason.ChallengeInvalid, err, "sealed challenge")
 	}
 	return c, nil
+}
+
+// open decrypts a challenge of one kind.
+func (r Ring) open(sealed []byte, kind byte) ([]byte, error) {
+	if len(sealed) > MaxSize {
+		return nil, reason.Deny(reason.TooLarge, "sealed challenge of %d bytes", len(sealed))
+	}
+	if len(sealed) < header+nonceSize+chacha20poly1305.Overhead {
+		return nil, reason.Deny(reason.Malformed, "sealed challenge of %d bytes", len(sealed))
+	}
+	if sealed[0] != kind+xchacha && sealed[0] != kind+aesGCM {
+		return nil, reason.Deny(reason.ChallengeKeyUnknown, "sealed challenge with algorithm %d", sealed[0])
+	}
+	aead, err := r.byID(sealed[0]-kind, sealed[1:header])
+	if err != nil {
+		return nil, err
+	}
+	nonce, box := sealed[header:header+nonceSize], sealed[header+nonceSize:]
+	plain, err := aead.Open(nil, nonce, box, sealed[:header])
+	if err != nil {
+		return nil, reason.Deny(reason.ChallengeInvalid, "sealed challenge does not authenticate")
+	}
+	return plain, nil
 }
 
 func (r Ring) byID(algorithm byte, id []byte) (cipher.AEAD, error) {

@@ -34,11 +34,12 @@ type CertifyTicket struct {
 	Expiry   time.Time `json:"exp"`
 }
 
-// One of these is added to the algorithm of a sealed ticket. The sum is additional data, so neither a
-// ticket of another kind nor a challenge opens as the other.
+// The kinds besides the challenge of an attestation, which is 0. The kind is added to the algorithm. The sum is
+// additional data, so no kind opens as another.
 const (
 	ticket        = 0x80
 	certifyTicket = 0x40
+	rehearsal     = 0x20
 )
 
 var (

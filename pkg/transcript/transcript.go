@@ -5,8 +5,8 @@
 //
 // The transcript is SHA-256 over a fixed sequence of fields. Each field is prefixed by its length
 // as an unsigned 32-bit big-endian integer; an absent field has length 0 and is not omitted. The
-// first field is the label "mcs-attest/transcript/v1". proto/README.md has worked examples, which
-// the test of this package checks.
+// first field is the label "mcs-attest/transcript/v1", or "mcs-attest/rehearsal/v1" in a rehearsal.
+// proto/README.md has worked examples, which the test of this package checks.
 //
 // The TPM quote has the hash as its qualifyingData, and every other kind of evidence signs it. So
 // no statement can be replayed on another connection, for another pool or with another key, and the
@@ -28,8 +28,10 @@ import (
 )
 
 const (
-	// Label is the first field.
-	Label = "mcs-attest/transcript/v1"
+	// Label is the first field. That of a rehearsal is RehearsalLabel, so evidence of one is no evidence
+	// of the other.
+	Label          = "mcs-attest/transcript/v1"
+	RehearsalLabel = "mcs-attest/rehearsal/v1"
 
 	// ExporterLabel is the label of the TLS exporter (RFC 8446, 7.5). Its context is empty, its
 	// length ExporterSize.
@@ -51,6 +53,7 @@ func (h Hash) Text() string { return base64.RawURLEncoding.EncodeToString(h[:]) 
 
 // Fields are the input of the transcript, in its order.
 type Fields struct {
+	Rehearsal  bool   // selects the label
 	Sealed     []byte // the sealed challenge, exactly as it was received
 	Nonce      []byte // 32 bytes
 	Binding    string // "exporter" or "terminated"
@@ -67,9 +70,13 @@ type Fields struct {
 
 // Hash returns the transcript of f.
 func (f Fields) Hash() Hash {
+	label := Label
+	if f.Rehearsal {
+		label = RehearsalLabel
+	}
 	h := sha256.New()
 	for _, field := range [][]byte{
-		[]byte(Label), f.Sealed, f.Nonce, []byte(f.Binding), f.Exporter, f.ServerSPKI, []byte(f.Origin),
+		[]byte(label), f.Sealed, f.Nonce, []byte(f.Binding), f.Exporter, f.ServerSPKI, []byte(f.Origin),
 		[]byte(f.Pool), []byte(f.Required), f.EKSPKI, f.AKName, f.CSRSPKI, f.Claims,
 	} {
 		writeField(h, field)

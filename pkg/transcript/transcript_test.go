@@ -38,6 +38,7 @@ func TestHash_EqualsTheHashOfTheBytes(t *testing.T) {
 func TestHash_EveryFieldMatters(t *testing.T) {
 	base := fields().Hash()
 	for name, change := range map[string]func(*transcript.Fields){
+		"rehearsal":   func(f *transcript.Fields) { f.Rehearsal = true },
 		"sealed":      func(f *transcript.Fields) { f.Sealed = nil },
 		"nonce":       func(f *transcript.Fields) { f.Nonce[31] ^= 1 },
 		"binding":     func(f *transcript.Fields) { f.Binding = "terminated" },
