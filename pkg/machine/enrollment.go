@@ -81,7 +81,8 @@ func (e *Enrollment) pending() bool {
 // empty reports whether the object adds nothing to the Machine that it names.
 func (e *Enrollment) empty() bool {
 	s := e.Spec
-	return s.MachineRef != nil && len(s.EKSHA256) == 0 && s.ExpectedProviderID == "" && !s.Quarantined && s.Reattest == nil
+	return s.MachineRef != nil && len(s.EKSHA256) == 0 && s.ExpectedProviderID == "" && !s.Quarantined &&
+		s.Reattest == nil && s.Rehearsal == nil
 }
 
 // NewEnrollment returns the enrollment of a MachineAttestation that did not come from a file.

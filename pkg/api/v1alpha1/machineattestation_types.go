@@ -79,6 +79,9 @@ type MachineAttestationSpec struct {
 	// reattest lets a machine that has joined attest again.
 	Reattest *ReattestGrant `json:"reattest,omitempty"`
 
+	// rehearsal lets the holder of a ticket rehearse the attestation of this machine, once.
+	Rehearsal *RehearsalTicket `json:"rehearsal,omitempty"`
+
 	// notAfter is when the enrollment of ekSHA256 expires. Default: it does not expire.
 	NotAfter *metav1.Time `json:"notAfter,omitempty"`
 }
@@ -99,6 +102,18 @@ type MachineReference struct {
 type ReattestGrant struct {
 	// until is when the grant expires. The verifier ignores a grant that expires more than
 	// 24 hours from now.
+	Until metav1.Time `json:"until"`
+}
+
+// RehearsalTicket permits one rehearsal: an attestation that is appraised and yields nothing.
+type RehearsalTicket struct {
+	// ticketSHA256 is the SHA-256 of the ticket, 64 lowercase hexadecimal digits. Only the administrator
+	// and the machine have the ticket itself.
+	//
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	TicketSHA256 string `json:"ticketSHA256"`
+	// until is when the ticket expires. The verifier ignores a ticket that expires more than 1 hour
+	// from now.
 	Until metav1.Time `json:"until"`
 }
 
@@ -170,6 +185,30 @@ type MachineAttestationStatus struct {
 	// tpm has the TPM's counters at the last accepted attestation. They never decrease without
 	// a grant to attest again.
 	TPM *TPMCounters `json:"tpm,omitempty"`
+	// rehearsal is the result of the last rehearsal. It changes nothing that the machine may do.
+	Rehearsal *RehearsalStatus `json:"rehearsal,omitempty"`
+}
+
+// MaxRehearsalWarnings is the limit of status.rehearsal.warnings.
+const MaxRehearsalWarnings = 8
+
+// RehearsalStatus is the result of a rehearsal.
+type RehearsalStatus struct {
+	Time metav1.Time `json:"time"`
+	// ticketSHA256 is the SHA-256 (hexadecimal) of the ticket that was used. It cannot be used again.
+	TicketSHA256 string `json:"ticketSHA256"`
+	// pool that the machine asked for.
+	Pool string `json:"pool"`
+	// passed reports that the evidence satisfied the pool's policy.
+	Passed bool `json:"passed"`
+	// reason of the denial. It is empty if the rehearsal passed.
+	Reason string `json:"reason,omitempty"`
+	// warnings about what the rehearsal found, or could not show.
+	//
+	// +kubebuilder:validation:MaxItems=8
+	Warnings []string `json:"warnings,omitempty"`
+	// agentVersion is the version of the agent on the machine. Untrusted.
+	AgentVersion string `json:"agentVersion,omitempty"`
 }
 
 // TPMCounters are what a quote has about the TPM's clock (TPM 2.0 Library, Part 2, 10.11.1).
@@ -312,6 +351,8 @@ const (
 	// ConditionRoleMismatch is true while the machine's Node has a control-plane role that
 	// its pool does not have.
 	ConditionRoleMismatch = "RoleMismatch"
+	// ConditionRehearsed is true after a rehearsal that passed, and false after one that did not.
+	ConditionRehearsed = "Rehearsed"
 	// ConditionAccepted, on an enrollment or a policy, is false while the verifier cannot
 	// use the object. The last valid state then stays in force.
 	ConditionAccepted = "Accepted"
