@@ -352,8 +352,8 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 				enrolls     = "pool: worker, expectedProviderID: 'aws:///a/i'"
 				quarantines = "machineRef: {name: m}, quarantined: true"
 			)
-			rehearses := "machineRef: {name: m}, rehearsal: {ticketSHA256: " + strings.Repeat("0", 64) +
-				", until: '2000-01-01T00:00:00Z'}"
+			rehearses := "machineRef: {name: m}, rehearsal: {ticketSHA256: '" + strings.Repeat("0", 64) +
+				"', until: '2000-01-01T00:00:00Z'}"
 			for _, spec := range []string{enrolls, quarantines, rehearses} {
 				if !until(func() bool { // the API server applies a policy after a moment
 					_, err := front.Create(ctx, object("m", spec), meta.CreateOptions{})

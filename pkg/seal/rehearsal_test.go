@@ -37,8 +37,7 @@ func TestSealRehearsal_OpensAsItWas(t *testing.T) {
 	}
 }
 
-// T74: the challenge of a rehearsal opens nothing else, and nothing else opens as one. The first byte, which
-// distinguishes them, is authenticated.
+// T74: a rehearsal opens as nothing but a rehearsal. The first byte, which distinguishes the kinds, is authenticated.
 func TestAttack_T74_ARehearsalsSealOpensNoAttestation(t *testing.T) {
 	r := ring(t)
 	attestation, err := r.Seal(rand.Reader, epoch, challenge())
