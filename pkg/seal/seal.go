@@ -12,8 +12,9 @@
 //
 // under XChaCha20-Poly1305 (1, draft-irtf-cfrg-xchacha-03). In strict FIPS 140 mode it is AES-256-GCM (2),
 // with a key that is derived from the nonce. The 24-byte nonces may be random for any number of challenges.
-// The kind is 0, or that of a [Rehearsal]. The header is additional data. The plaintext is a sequence of fields in the order of the
-// Challenge's fields. Each field is prefixed by its length as an unsigned 32-bit big-endian integer.
+// The kind is 0, or that of a [Rehearsal]. The header is additional data. The plaintext is a sequence of
+// fields in the order of the Challenge's fields. Each field is prefixed by its length as an unsigned 32-bit
+// big-endian integer.
 package seal
 
 import (

@@ -28,9 +28,10 @@ import (
 )
 
 const (
-	// Label is the first field. That of a rehearsal is RehearsalLabel, so evidence of one is no evidence
-	// of the other.
-	Label          = "mcs-attest/transcript/v1"
+	// Label is the first field.
+	Label = "mcs-attest/transcript/v1"
+
+	// RehearsalLabel is the first field in a rehearsal, so that evidence of one is no evidence of the other.
 	RehearsalLabel = "mcs-attest/rehearsal/v1"
 
 	// ExporterLabel is the label of the TLS exporter (RFC 8446, 7.5). Its context is empty, its
