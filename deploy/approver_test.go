@@ -18,27 +18,7 @@ import (
 func TestAttack_T49_TheApproverApprovesOnlyForTheKubeletsSigners(t *testing.T) {
 	objects := withComponent(t, "approver")
 	c := cluster.StartShared(t)
-	c.KubectlApply(t, Prerequisites(objects))
-	own := []string{"mcs-attest-verifier-approver", "mcs-attest-verifier-approver-openshift"}
-	n := 0
-	for _, o := range objects {
-		mine := slices.Contains(own, o.GetName())
-		if !mine && o.GetKind() != "ServiceAccount" {
-			continue
-		}
-		raw, err := yaml.Marshal(o.Object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.KubectlApply(t, string(raw))
-		if mine {
-			n++
-			remove(t, c, o)
-		}
-	}
-	if n != 10 {
-		t.Errorf("%d objects of the component", n)
-	}
+	applyComponent(t, c, objects, 10, "mcs-attest-verifier-approver", "mcs-attest-verifier-approver-openshift")
 	w := &caller{t: t, c: c}
 	var err error
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, Controller)); err != nil {
@@ -95,11 +75,33 @@ func TestAttack_T49_TheApproverApprovesOnlyForTheKubeletsSigners(t *testing.T) {
 	}
 }
 
-// remove deletes an object at the end of the test.
-func remove(t *testing.T, c *cluster.Cluster, o *unstructured.Unstructured) {
-	args := []string{"delete", o.GetKind(), o.GetName()}
-	if o.GetNamespace() != "" {
-		args = append(args, "-n", o.GetNamespace())
+// applyComponent applies the objects of a component, which have these names, and the accounts that they name.
+// It deletes the objects at the end of the test.
+func applyComponent(t *testing.T, c *cluster.Cluster, objects []*unstructured.Unstructured, want int, names ...string) {
+	t.Helper()
+	c.KubectlApply(t, Prerequisites(objects))
+	n := 0
+	for _, o := range objects {
+		own := slices.Contains(names, o.GetName())
+		if !own && o.GetKind() != "ServiceAccount" {
+			continue
+		}
+		raw, err := yaml.Marshal(o.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.KubectlApply(t, string(raw))
+		if !own {
+			continue
+		}
+		n++
+		args := []string{"delete", o.GetKind(), o.GetName()}
+		if o.GetNamespace() != "" {
+			args = append(args, "-n", o.GetNamespace())
+		}
+		t.Cleanup(func() { c.Kubectl(t, args...) })
 	}
-	t.Cleanup(func() { c.Kubectl(t, args...) })
+	if n != want {
+		t.Errorf("the component has %d objects, want %d", n, want)
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -17,26 +16,7 @@ import (
 func TestAttack_T49_RenewingCertificatesAccessesOnlyTheirObjects(t *testing.T) {
 	objects := withComponent(t, "certificates")
 	c := cluster.StartShared(t)
-	c.KubectlApply(t, Prerequisites(objects))
-	n := 0
-	for _, o := range objects {
-		mine := o.GetName() == "mcs-attest-verifier-certificates"
-		if !mine && o.GetKind() != "ServiceAccount" {
-			continue
-		}
-		raw, err := yaml.Marshal(o.Object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.KubectlApply(t, string(raw))
-		if mine {
-			n++
-			remove(t, c, o)
-		}
-	}
-	if n != 8 {
-		t.Errorf("%d objects of the component", n)
-	}
+	applyComponent(t, c, objects, 8, "mcs-attest-verifier-certificates")
 	w := &caller{t: t, c: c}
 	var err error
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, Controller)); err != nil {

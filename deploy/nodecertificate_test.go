@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -25,29 +24,9 @@ import (
 // The component lets the controller request kubelets' certificates, and restricts what a stolen account
 // of it can request. The processes that serve machines request nothing.
 func TestAttack_T73_TheControllerRequestsOnlyCertificatesOfKubelets(t *testing.T) {
-	const own = "mcs-attest-node-certificate"
 	objects := withComponent(t, "node-certificate")
 	c := cluster.StartShared(t)
-	c.KubectlApply(t, Prerequisites(objects))
-	n := 0
-	for _, o := range objects {
-		mine := o.GetName() == own
-		if !mine && o.GetKind() != "ServiceAccount" {
-			continue
-		}
-		raw, err := yaml.Marshal(o.Object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.KubectlApply(t, string(raw))
-		if mine {
-			n++
-			remove(t, c, o)
-		}
-	}
-	if n != 4 {
-		t.Errorf("%d objects of the component", n)
-	}
+	applyComponent(t, c, objects, 4, "mcs-attest-node-certificate")
 	client := func(account string) kubernetes.Interface {
 		api, err := kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, account))
 		if err != nil {

@@ -5,9 +5,7 @@ package deploy
 import (
 	"testing"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -27,33 +25,7 @@ func TestAttack_T49_RenderingOnlyReadsMachineConfigs(t *testing.T) {
 	c := cluster.StartShared(t)
 	c.InstallOpenShift(t)
 	c.InstallOwn(t)
-	c.KubectlApply(t, Prerequisites(objects))
-	own := func(o *unstructured.Unstructured) bool { return o.GetName() == "mcs-attest-verifier-render" }
-	n := 0
-	for _, o := range objects {
-		if !own(o) && o.GetKind() != "ServiceAccount" {
-			continue
-		}
-		raw, err := yaml.Marshal(o.Object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.KubectlApply(t, string(raw))
-		if own(o) {
-			n++
-			kind, name, namespace := o.GetKind(), o.GetName(), o.GetNamespace()
-			t.Cleanup(func() {
-				args := []string{"delete", kind, name}
-				if namespace != "" {
-					args = append(args, "-n", namespace)
-				}
-				c.Kubectl(t, args...)
-			})
-		}
-	}
-	if n != 4 {
-		t.Errorf("%d objects of the component", n)
-	}
+	applyComponent(t, c, objects, 4, "mcs-attest-verifier-render")
 	w := &caller{t: t, c: c}
 	var err error
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, ServiceAccount)); err != nil {

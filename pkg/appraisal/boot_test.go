@@ -32,7 +32,7 @@ func references(t *testing.T, name string) measuredboot.ReferenceValues {
 func (tr *trial) boots(t *testing.T, name string) {
 	t.Helper()
 	c := eventlogtest.Load(t, name)
-	tr.tpm.pcrs, tr.log = c.PCRs("sha256", measuredboot.SecureBoot.PCRs()...), c.Log
+	tr.tpm.PCRs, tr.log = c.PCRs("sha256", measuredboot.SecureBoot.PCRs()...), c.Log
 	tr.spec.TPM2.Profile = string(measuredboot.SecureBoot)
 }
 
@@ -49,14 +49,14 @@ func TestBoot_OnlyActionWarnAcceptsAFailedBoot(t *testing.T) {
 		"there is no event log": {capture: eventlogtest.SecureBootUKI, change: func(tr *trial) { tr.log = nil },
 			enforce: reason.EventLogMalformed, warned: true},
 		"the event log does not explain the PCRs": {capture: eventlogtest.SecureBootUKI, change: func(tr *trial) {
-			tr.tpm.pcrs[4][0]++
+			tr.tpm.PCRs[4][0]++
 		}, enforce: reason.EventLogReplay, warned: true},
 		"the image is unknown": {capture: eventlogtest.SecureBootUKIAltered, enforce: reason.MeasuredBoot,
 			warn: reason.MeasuredBoot},
 		"PCR 11 has a value from after another initramfs": {capture: eventlogtest.SecureBootUKI, change: func(tr *trial) {
-			tr.tpm.pcrs[11] = eventlogtest.Load(t, eventlogtest.SecureBootUKICapped).Later("capped")
+			tr.tpm.PCRs[11] = eventlogtest.Load(t, eventlogtest.SecureBootUKICapped).Later("capped")
 		}, enforce: reason.MeasuredBoot, warn: reason.MeasuredBoot},
-		"a PCR is not quoted": {capture: eventlogtest.SecureBootUKI, change: func(tr *trial) { delete(tr.tpm.pcrs, 7) },
+		"a PCR is not quoted": {capture: eventlogtest.SecureBootUKI, change: func(tr *trial) { delete(tr.tpm.PCRs, 7) },
 			enforce: reason.PCRSelection, warn: reason.PCRSelection},
 	} {
 		for action, want := range map[v1alpha1.ProfileAction]reason.Code{

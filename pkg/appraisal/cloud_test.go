@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/softtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
@@ -72,7 +73,7 @@ type trial struct {
 	recorded  map[string]string // component to UID
 	asked     []string
 
-	tpm       *softTPM // nil: no TPM is required
+	tpm       *softtpmtest.TPM // nil: no TPM is required
 	log       []byte
 	csrSPKI   []byte
 	refs      []measuredboot.ReferenceValues
@@ -147,7 +148,7 @@ func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 	in.Endorsers[v1alpha1.EndorsementEnrolled] = appraisal.EnrolledEndorser{Machines: in.Machines}
 	ev := appraisal.Evidence{Cloud: tr.sent, Claims: []byte(tr.claims), EventLog: tr.log, CSRSPKI: tr.csrSPKI}
 	if tr.tpm != nil {
-		tr.tpm.answer(t, &in.Challenge, &ev)
+		tr.answer(t, &in.Challenge, &ev)
 	}
 	if tr.spoil != nil {
 		tr.spoil(&in, &ev)

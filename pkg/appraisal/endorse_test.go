@@ -215,7 +215,7 @@ func TestEndorse(t *testing.T) {
 			if !errors.As(err, &r) {
 				r = &appraisal.Refusal{}
 			}
-			ek := tr.tpm.ekHash(t)
+			ek := tr.tpm.EKSPKI
 			if (r.Machine != nil) != c.noted || (r.EKSHA256 == ek) != c.stranger || (r.Unenrolled != nil) != c.genuine ||
 				asked() != c.calls {
 				t.Errorf("Machine %v, EK %x, endorsement %+v, asked %q: %v", r.Machine, r.EKSHA256, r.Unenrolled, tr.asked, err)
@@ -228,7 +228,7 @@ func TestEndorse(t *testing.T) {
 func TestVerdict_HasTheProvenIdentity(t *testing.T) {
 	tr := newTPMTrial(t, evidence.GCPIdentity)
 	v := tr.passes(t, "a")
-	ek := tr.tpm.ekHash(t)
+	ek := tr.tpm.EKSPKI
 	if id := v.Identity; id.EKSHA256 != fmt.Sprintf("%x", ek) || id.AKSHA256 != "" || id.ProviderID != instanceA ||
 		id.InstanceID != "aws:i-0aaaaaaaaaaaaaaaa" {
 		t.Errorf("%+v", id)

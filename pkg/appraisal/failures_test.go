@@ -215,7 +215,7 @@ func TestVerdict_HasTheEndorsedIdentity(t *testing.T) {
 	tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementAKCertificate}
 	tr.endorsers = map[v1alpha1.Endorsement]tpm2.Endorser{v1alpha1.EndorsementAKCertificate: vouches{
 		says: tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: instanceA, InstanceID: "aws:i-0aaaaaaaaaaaaaaaa"}}}
-	ak, err := tpm2.ParseAK(tr.tpm.ak)
+	ak, err := tpm2.ParseAK(tr.tpm.AKPublic)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +300,7 @@ func TestSaved_DocumentsAndTheQuote(t *testing.T) {
 		t.Errorf("%v: %+v, required %v", err, ev.Cloud, challenge.Required)
 	}
 	quote, log, err := saved.Quote()
-	if err != nil || quote.EK.SPKIHash() != tr.tpm.ekHash(t) || string(log) != "log" {
+	if err != nil || quote.EK.SPKIHash() != tr.tpm.EKSPKI || string(log) != "log" {
 		t.Errorf("%v: %+v, log %q", err, quote, log)
 	}
 	for name, c := range map[string]struct {

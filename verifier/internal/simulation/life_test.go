@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/softtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/softtpmtest"
 )
 
 const (

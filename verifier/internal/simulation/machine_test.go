@@ -14,10 +14,10 @@ import (
 	tpm "github.com/google/go-tpm/tpm2"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/softtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/softtpmtest"
 )
 
 // machine is a machine with its TPM.

@@ -292,8 +292,8 @@ func TestAttack_T73_AnotherRequestUnderTheName(t *testing.T) {
 // A record that changed between the request and the certificate gets none.
 func TestReconcile_DeliversOnlyToTheMachineThatRequested(t *testing.T) {
 	for name, change := range map[string]func(*v1alpha1.MachineAttestation){
-		"quarantined":   func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
-		"attested anew": func(r *v1alpha1.MachineAttestation) { r.Status.CSRKeySHA256 = strings.Repeat("1", 64) },
+		"quarantined":    func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
+		"attested again": func(r *v1alpha1.MachineAttestation) { r.Status.CSRKeySHA256 = strings.Repeat("1", 64) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)

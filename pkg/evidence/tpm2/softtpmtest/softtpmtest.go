@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package softtpmtest has the keys of a TPM in software, for tests with many machines. They answer a challenge as a TPM
-// does whose PCR 11 is zero, in some hundred microseconds.
+// Package softtpmtest has the keys of a TPM in software, for tests with many machines or with any values of PCRs. They
+// answer a challenge as a TPM does, in some hundred microseconds.
 package softtpmtest
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/aes"
 	"crypto/cipher"
@@ -31,6 +30,7 @@ type TPM struct {
 	EKPublic, AKPublic []byte // as TPMT_PUBLIC
 	EKSPKI             [sha256.Size]byte
 	AKName             []byte
+	PCRs               map[int][]byte // of the bank SHA-256; a new TPM has PCR 11, which is zero
 
 	ek *ecdh.PrivateKey
 	ak *ecdsa.PrivateKey
@@ -46,7 +46,7 @@ func New() (*TPM, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &TPM{ak: ak}
+	k := &TPM{ak: ak, PCRs: map[int][]byte{11: make([]byte, sha256.Size)}}
 	if k.ek, err = ekKey.ECDH(); err != nil {
 		return nil, err
 	}
@@ -90,43 +90,53 @@ func New() (*TPM, error) {
 
 // Answer returns the evidence for a challenge.
 func (k *TPM) Answer(ch *mcsattestv1.TpmChallenge, h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {
-	if pcrs := ch.GetPcrs(); len(pcrs) != 1 || pcrs[0] != 11 {
-		return nil, fmt.Errorf("PCRs %v: keys in software support only PCR 11", pcrs)
-	}
 	secret, err := k.activate(ch)
 	if err != nil {
 		return nil, err
 	}
-	zero := make([]byte, 32)
-	digest := sha256.Sum256(zero)
-	qualified := sha256.Sum256(append([]byte{0x40, 0, 0, 0x0B}, k.AKName...))
-	var q bytes.Buffer
-	put := func(v any) { _ = binary.Write(&q, binary.BigEndian, v) } // a buffer's writes never fail
-	sized := func(b []byte) { put(uint16(len(b))); q.Write(b) }
-	put(uint32(0xFF544347)) // TPM_GENERATED_VALUE
-	put(uint16(0x8018))     // TPM_ST_ATTEST_QUOTE
-	sized(append([]byte{0x00, 0x0B}, qualified[:]...))
-	sized(h[:])
-	put(struct {
-		Clock         uint64
-		Reset, Resume uint32
-		Safe          uint8
-		Firmware      uint64
-		Banks         uint32
-	}{1000, 1, 0, 1, 7, 1})
-	q.Write([]byte{0x00, 0x0B, 3, 0x00, 0x08, 0x00})
-	sized(digest[:])
-	sum := sha256.Sum256(q.Bytes())
+	pcrs := make([]int, 0, len(ch.GetPcrs()))
+	for _, pcr := range ch.GetPcrs() {
+		pcrs = append(pcrs, int(pcr))
+	}
+	quote, signature, values, err := k.Quote(h, pcrs)
+	return &mcsattestv1.Tpm2Evidence{Quote: quote, Signature: signature, Activation: transcript.Activation(secret, h),
+		PcrValues: values}, err
+}
+
+// Quote returns a quote of the PCRs over a transcript (TPMS_ATTEST), its signature (TPMT_SIGNATURE), and the values.
+func (k *TPM) Quote(h transcript.Hash, pcrs []int) (quote, signature []byte, values [][]byte, err error) {
+	digest, selected := sha256.New(), make([]uint, 0, len(pcrs))
+	for _, pcr := range pcrs {
+		value, ok := k.PCRs[pcr]
+		if !ok {
+			return nil, nil, nil, fmt.Errorf("the TPM in software has no PCR %d", pcr)
+		}
+		digest.Write(value)
+		selected, values = append(selected, uint(pcr)), append(values, value)
+	}
+	endorsement := []byte{0x40, 0, 0, 0x0B} // TPM_RH_ENDORSEMENT
+	signer := sha256.Sum256(append(endorsement, k.AKName...))
+	quote = tpm.Marshal(tpm.TPMSAttest{
+		Magic: tpm.TPMGeneratedValue, Type: tpm.TPMSTAttestQuote,
+		QualifiedSigner: tpm.TPM2BName{Buffer: append([]byte{0x00, 0x0B}, signer[:]...)},
+		ExtraData:       tpm.TPM2BData{Buffer: h[:]},
+		ClockInfo:       tpm.TPMSClockInfo{Clock: 1000, ResetCount: 5, RestartCount: 2, Safe: true},
+		FirmwareVersion: 7,
+		Attested: tpm.NewTPMUAttest(tpm.TPMSTAttestQuote, &tpm.TPMSQuoteInfo{
+			PCRSelect: tpm.TPMLPCRSelection{PCRSelections: []tpm.TPMSPCRSelection{
+				{Hash: tpm.TPMAlgSHA256, PCRSelect: tpm.PCClientCompatible.PCRs(selected...)}}},
+			PCRDigest: tpm.TPM2BDigest{Buffer: digest.Sum(nil)},
+		}),
+	})
+	sum := sha256.Sum256(quote)
 	r, s, err := ecdsa.Sign(rand.Reader, k.ak, sum[:])
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	sig := []byte{0x00, 0x18, 0x00, 0x0B} // TPM_ALG_ECDSA, TPM_ALG_SHA256
-	for _, n := range [][]byte{r.Bytes(), s.Bytes()} {
-		sig = append(binary.BigEndian.AppendUint16(sig, uint16(len(n))), n...)
-	}
-	return &mcsattestv1.Tpm2Evidence{Quote: q.Bytes(), Signature: sig, Activation: transcript.Activation(secret, h),
-		PcrValues: [][]byte{zero}}, nil
+	return quote, tpm.Marshal(tpm.TPMTSignature{SigAlg: tpm.TPMAlgECDSA,
+			Signature: tpm.NewTPMUSignature(tpm.TPMAlgECDSA, &tpm.TPMSSignatureECC{Hash: tpm.TPMAlgSHA256,
+				SignatureR: tpm.TPM2BECCParameter{Buffer: r.Bytes()}, SignatureS: tpm.TPM2BECCParameter{Buffer: s.Bytes()}})}),
+		values, nil
 }
 
 // activate is TPM2_ActivateCredential (TPM 2.0 Library, Part 1, 24).
