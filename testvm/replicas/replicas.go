@@ -328,6 +328,21 @@ func (s *Set) WaitPending() (id string) {
 	}
 }
 
+// WaitLeader waits until a replica that lives after t leads: the Lease was renewed since.
+func (s *Set) WaitLeader(t time.Time) {
+	s.t.Helper()
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+		text := s.Cluster.Kubectl(s.t, "-n", Own, "get", "lease", "mcs-attest-verifier", "-o", "jsonpath={.spec.renewTime}")
+		renewed, err := time.Parse(time.RFC3339, strings.TrimSpace(text))
+		if err == nil && renewed.After(t) {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("no replica leads within %v: the Lease was renewed at %q", rig.BootTimeout, text)
+		}
+	}
+}
+
 // WaitEvents waits until a Machine has Events for all these reasons.
 func (s *Set) WaitEvents(uid string, reasons ...string) {
 	s.t.Helper()

@@ -84,6 +84,8 @@ func story(s *stage.Stage) {
 	killed := last.Load()
 	s.Say("you", "$ kill -9 replica%d", killed)
 	installed.Verifiers[killed].Kill()
+	installed.WaitLeader(time.Now())
+	s.Say("demo", "another replica answers in its place, and leads if it led")
 
 	s.Rule("an administrator approves it for its Machine")
 	show(s, installed, "attest", "approve", id, "--machine", "worker-0")
