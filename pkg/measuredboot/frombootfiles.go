@@ -25,6 +25,7 @@ const (
 	maxScripts = 256     // configurations, environments and entries
 	maxScript  = 1 << 20 // bytes of one of them
 	maxPaths   = 1 << 14 // files of all kinds
+	maxEntries = 256     // that load an initramfs, each of which is read
 )
 
 // FromBootFiles computes the reference values of an image that boots with shim and GRUB, one document
@@ -57,6 +58,9 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 	boot.Entries = distinct(boot.Entries)
 	if len(boot.Entries) == 0 {
 		return nil, errors.New("no grub.cfg and no entry loads a kernel with an initramfs")
+	}
+	if len(boot.Entries) > maxEntries {
+		return nil, fmt.Errorf("%d entries load a kernel with an initramfs, more than %d", len(boot.Entries), maxEntries)
 	}
 	s.nameAlternatives()
 	var out []ReferenceValues
@@ -178,8 +182,8 @@ func lastSegments(p string, n int) string {
 	return p[at+1:]
 }
 
-// nameAlternatives gives one name to the configurations in the folders of the EFI system partition. GRUB
-// reads one of them.
+// nameAlternatives gives one name to the configurations in folders of EFI. GRUB reads one of them. A live image has
+// them in the EFI system partition and in its other file system. Which one GRUB reads depends on the firmware.
 func (s *bootFiles) nameAlternatives() {
 	var inEFI []*Component
 	for i := range s.configs {
@@ -190,8 +194,9 @@ func (s *bootFiles) nameAlternatives() {
 		}
 	}
 	if len(inEFI) > 1 {
+		name := path.Join(path.Dir(path.Dir(inEFI[0].Name)), "*", path.Base(inEFI[0].Name))
 		for _, c := range inEFI {
-			c.Name = path.Join(path.Dir(path.Dir(c.Name)), "*", path.Base(c.Name))
+			c.Name = name
 		}
 	}
 }

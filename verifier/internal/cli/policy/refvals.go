@@ -11,13 +11,14 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/isoimage"
 )
 
 func refvalsCommand() *cobra.Command {
 	var from source
 	var name string
 	cmd := &cobra.Command{
-		Use:   "refvals (--uki FILE | --oci LAYOUT [--boot DIR] | --boot DIR) --name NAME",
+		Use:   "refvals (--uki FILE | --oci LAYOUT [--boot DIR] | --boot DIR | --iso FILE) --name NAME",
 		Short: "Compute reference values from an OS image, or from a machine's firmware",
 		Long: `Compute reference values from an OS image, and put the output into
 reference-values/. They are computed from the image, never from a machine. Only the
@@ -38,7 +39,11 @@ reference values for such an image, because its PCR 11 stays zero.
 
 Both together are for a container image that boots with GRUB. Shim, GRUB, kernel and
 initramfs are those of the container image. DIR has what the installer writes to /boot:
-grub.cfg, loader/entries, and archives that were added to the initramfs.`,
+grub.cfg, loader/entries, and archives that were added to the initramfs.
+
+--iso reads a live or installation image that boots with shim and GRUB: its ISO 9660 file
+system, and its EFI system partition. Customize the image first: its kernel arguments and
+its Ignition config are measured.`,
 		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml
   mcs-attest-verifier refvals --boot /mnt/image/boot --name debian-12 > reference-values/debian-12.yaml`,
 		Args: cobra.NoArgs,
@@ -46,9 +51,11 @@ grub.cfg, loader/entries, and archives that were added to the initramfs.`,
 	cmd.Flags().StringVar(&from.uki, "uki", "", "unified kernel image to read")
 	cmd.Flags().StringVar(&from.oci, "oci", "", "OCI image layout to read, with unified kernel images or with --boot")
 	cmd.Flags().StringVar(&from.boot, "boot", "", "folder to read, with shim, GRUB, its files, kernel and initramfs")
+	cmd.Flags().StringVar(&from.iso, "iso", "", "live or installation image to read, with shim and GRUB")
 	cmd.Flags().StringVar(&name, "name", "", "name of the document, by which a policy can select it")
-	cmd.MarkFlagsOneRequired("uki", "oci", "boot")
-	cmd.MarkFlagsMutuallyExclusive("uki", "oci")
+	cmd.MarkFlagsOneRequired("uki", "oci", "boot", "iso")
+	cmd.MarkFlagsMutuallyExclusive("uki", "oci", "iso")
+	cmd.MarkFlagsMutuallyExclusive("boot", "iso")
 	cmd.MarkFlagsMutuallyExclusive("uki", "boot")
 	if err := cmd.MarkFlagRequired("name"); err != nil {
 		panic(err) // a programming mistake: the flag is defined above
@@ -74,7 +81,7 @@ grub.cfg, loader/entries, and archives that were added to the initramfs.`,
 }
 
 // source is an image. One field is set, or oci and boot.
-type source struct{ uki, oci, boot string }
+type source struct{ uki, oci, boot, iso string }
 
 // referenceValues computes the documents of the image.
 func (s source) referenceValues(name string) ([]measuredboot.ReferenceValues, error) {
@@ -89,6 +96,12 @@ func (s source) referenceValues(name string) ([]measuredboot.ReferenceValues, er
 		values, err := fromOCI(name, s.oci, s.boot)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.oci, err)
+		}
+		return values, nil
+	case s.iso != "":
+		values, err := fromISO(name, s.iso)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.iso, err)
 		}
 		return values, nil
 	}
@@ -107,6 +120,24 @@ func fromBoot(name, dir string, files func(boot fs.FS) fs.FS) ([]measuredboot.Re
 	}
 	defer root.Close()
 	return measuredboot.FromBootFiles(name, files(root.FS()))
+}
+
+// fromISO computes the documents of a live or installation image.
+func fromISO(name, file string) ([]measuredboot.ReferenceValues, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("read image: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read image: %w", err)
+	}
+	files, err := isoimage.Open(f, info.Size())
+	if err != nil {
+		return nil, err
+	}
+	return measuredboot.FromBootFiles(name, files)
 }
 
 // fromUKI closes the file.

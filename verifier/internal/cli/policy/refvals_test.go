@@ -177,3 +177,62 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 		}
 	}
 }
+
+// A live image has the configuration of GRUB in both file systems. The stub in the EFI system partition leads to the
+// other one. Firmware that starts the image by El Torito lets GRUB read only the other one.
+func TestRefvals_AnISOHasTheValuesOfItsFiles(t *testing.T) {
+	shim := read(t, "/usr/lib/shim/shimx64.efi.signed")
+	iso := map[string]string{
+		"EFI/fedora/grub.cfg": "set default=\"1\"\nfunction load_video {\n  insmod all_video\n}\nload_video\n" +
+			"set gfxpayload=keep\nset timeout=5\nmenuentry 'CoreOS (Live)' --class gnu-linux --class os {\n" +
+			"\tlinux /images/pxeboot/vmlinuz coreos.liveiso=coreos-43 ignition.firstboot ignition.platform.id=metal\n" +
+			strings.Repeat("#", 1000) + " KERNEL ARGUMENTS\n" +
+			"\tinitrd /images/pxeboot/initrd.img /images/ignition.img\n}\n",
+		"images/pxeboot/vmlinuz":    shim,
+		"images/pxeboot/initrd.img": "initramfs",
+		"images/pxeboot/rootfs.img": "root file system",
+		"images/ignition.img":       strings.Repeat("\x00", 1000),
+	}
+	partition := map[string]string{
+		"EFI/BOOT/BOOTX64.EFI": shim,
+		"EFI/BOOT/grubx64.efi": read(t, "/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed"),
+		"EFI/BOOT/grub.cfg": "search --label \"coreos-43\" --set root --no-floppy\nset prefix=($root)/EFI/fedora\n" +
+			"echo \"Booting\"\nconfigfile $prefix/grub.cfg\nboot\n",
+	}
+	mounted := maps.Clone(iso)
+	for name, content := range partition {
+		mounted["efi/"+name] = content
+	}
+	want, err := source{boot: folderOf(t, mounted)}.referenceValues("x")
+	if err != nil || len(want) != 1 || len(want[0].Loads) != 3 {
+		t.Fatalf("the files: %+v, %v", want, err)
+	}
+	var configs []string
+	for _, f := range want[0].Files {
+		configs = append(configs, f.Name)
+	}
+	if !reflect.DeepEqual(configs, []string{"/EFI/*/grub.cfg", "/EFI/*/grub.cfg"}) {
+		t.Errorf("the configurations are no alternatives: %q", configs)
+	}
+
+	run := func(name string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v, %s", name, err, out)
+		}
+	}
+	dir, image := folderOf(t, iso), filepath.Join(t.TempDir(), "live.iso")
+	efi := filepath.Join(dir, "images/efiboot.img")
+	run("mkfs.vfat", "-C", efi, "8192")
+	run("mcopy", "-s", "-i", efi, filepath.Join(folderOf(t, partition), "EFI"), "::")
+	run("xorrisofs", "-quiet", "-rational-rock", "-J", "-joliet-long", "-o", image,
+		"-eltorito-alt-boot", "-e", "images/efiboot.img", "-no-emul-boot", dir)
+	got, err := source{iso: image}.referenceValues("x")
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v, expected %+v", got, err, want)
+	}
+	if _, err := (source{iso: efi}).referenceValues("x"); err == nil ||
+		!strings.Contains(err.Error(), "not an ISO 9660 image") {
+		t.Errorf("the EFI system partition: %v", err)
+	}
+}
