@@ -103,13 +103,16 @@ func (e Enrollment) WithSpec(spec v1alpha1.MachineAttestationSpec) Enrollment {
 	return e
 }
 
-// named describes the Machine that the enrollment names.
+// named describes the Machine that the enrollment names, or the stand-in that it is.
 func (e *Enrollment) named() string {
-	ref := e.Spec.MachineRef
-	if e.kind == kindHost && ref.Kind == kindMetal3Machine {
+	switch ref := e.Spec.MachineRef; {
+	case ref == nil:
+		return fmt.Sprintf("MachineAttestation %s/%s", e.Namespace, e.Name)
+	case ref.Kind == kindMetal3Machine:
 		return fmt.Sprintf("the Machine of Metal3Machine %s/%s", ref.Namespace, ref.Name)
+	default:
+		return fmt.Sprintf("Machine %s/%s", ref.Namespace, ref.Name)
 	}
-	return fmt.Sprintf("Machine %s/%s", ref.Namespace, ref.Name)
 }
 
 // check fills in the namespaces and parses the hashes.

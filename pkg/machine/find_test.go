@@ -53,6 +53,9 @@ func TestNamed(t *testing.T) {
 	if m := ix.Named(w.id, w.rules); m == nil || m.Name != "demo-worker-0" {
 		t.Errorf("a Machine that has joined: %v", m)
 	}
+	if m := ix.Named(Identity{EK: hash(t, ek3)}, w.rules); m != nil {
+		t.Errorf("an unknown TPM: %v", m)
+	}
 	w.id.EK = hash(t, ek3)
 	if m := ix.Named(w.id, w.rules); m != nil {
 		t.Errorf("another TPM in its instance: %v", m)

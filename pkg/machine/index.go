@@ -4,7 +4,6 @@ package machine
 
 import (
 	"cmp"
-	"encoding/hex"
 	"fmt"
 	"slices"
 
@@ -76,7 +75,7 @@ func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 	b.fold()
 	for _, m := range b.all {
 		for _, s := range m.EKSHA256 {
-			b.enroll(m, s, nil)
+			b.enroll(m, ekOf(s), nil)
 		}
 	}
 	for i := range enrollments {
@@ -208,21 +207,17 @@ func (b *builder) fold() {
 }
 
 // enroll adds a Machine's EK. If the Machine already has the EK, an enrollment without
-// an end takes precedence.
-func (b *builder) enroll(m *Machine, ek string, by *Enrollment) {
-	var h EKHash
-	if _, err := hex.Decode(h[:], []byte(ek)); err != nil {
-		return // cannot happen: every hash was already parsed
-	}
-	for i, have := range b.byEK[h] {
+// an end takes precedence. A Machine's own EKs, for which by is nil, come first.
+func (b *builder) enroll(m *Machine, ek EKHash, by *Enrollment) {
+	for i, have := range b.byEK[ek] {
 		if have.Machine == m {
-			if have.by != nil && have.by.Spec.NotAfter != nil && (by == nil || by.Spec.NotAfter == nil) {
-				b.byEK[h][i].by = by
+			if have.by != nil && by.Spec.NotAfter == nil {
+				b.byEK[ek][i].by = by
 			}
 			return
 		}
 	}
-	b.byEK[h] = append(b.byEK[h], enrolled{m, by})
+	b.byEK[ek] = append(b.byEK[ek], enrolled{m, by})
 }
 
 // attach applies an enrollment to the Machine that it names.
@@ -245,7 +240,7 @@ func (b *builder) attach(e *Enrollment) {
 	}
 	for _, h := range e.eks {
 		m.addEK(h)
-		b.enroll(m, hex.EncodeToString(h[:]), e)
+		b.enroll(m, h, e)
 	}
 }
 
@@ -256,7 +251,7 @@ func (b *builder) combine(m *Machine, e *Enrollment) {
 		m.Enrollment = &e.MachineAttestation
 		return
 	}
-	if m.StandIn && m.Enrollment.Name == e.Name {
+	if m.StandIn { // e is the stand-in itself
 		return
 	}
 	if m.Enrollment.Name != m.UID && e.Name != m.UID { // a record of the verifier has the UID as its name

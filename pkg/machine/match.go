@@ -103,7 +103,7 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 	}
 	for _, p := range id.ProviderIDs {
 		list := ix.byProvider[NormalProviderID(p)]
-		if p == "" || len(list) == 0 {
+		if len(list) == 0 {
 			continue
 		}
 		if len(list) > 1 {
@@ -127,7 +127,8 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 	case found != nil:
 		return found, nil
 	case waiting:
-		return nil, reason.Deny(reason.MachineNotFound, "the EK is enrolled for %s, which does not exist", e.named())
+		return nil, reason.Deny(reason.MachineNotFound, "the EK is enrolled for %s, which does not exist or is a duplicate",
+			e.named())
 	case len(ix.byEK[id.EK]) > 0:
 		return nil, reason.Deny(reason.EKNotEnrolled, "the enrollment of Machine %s has expired", ix.byEK[id.EK][0].Machine)
 	case r.EKEnrolled && id.EK != (EKHash{}):

@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -184,6 +185,45 @@ func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ended })
 			w.id.EK = hash(t, ek3)
 		}, reason.EKNotEnrolled},
+		"the only identity is an enrollment that has ended": {func(t *testing.T, w *fixture) {
+			ended := metav1.NewTime(modified)
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ended })
+			w.id, w.rules.EKEnrolled = Identity{EK: hash(t, ek3)}, false
+		}, reason.EKNotEnrolled},
+		"a genuine TPM in an instance without an enrolled one": {func(t *testing.T, w *fixture) { w.m.EKSHA256 = nil },
+			reason.EKNotEnrolled},
+		"another TPM than a MachineAttestation enrolls, EKs need not be enrolled": {func(t *testing.T, w *fixture) {
+			w.m.EKSHA256, w.rules.EKEnrolled = nil, false
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek3} })
+		}, reason.EKNotEnrolled},
+		"a genuine TPM in the instance of another Machine, without an instance of its own": {
+			func(t *testing.T, w *fixture) {
+				w.m.ProviderID = ""
+				w.other(func(m *Machine) { m.ProviderID = instance })
+			}, reason.EvidenceDisagrees},
+		"no record, and a Machine without a UID": {func(t *testing.T, w *fixture) { w.m.UID, w.id = "", Identity{} },
+			reason.MachineNotFound},
+		"enrolled by the name of a Metal3Machine, which only a host may": {func(t *testing.T, w *fixture) {
+			w.m.EKSHA256, w.m.metal3 = nil, "metal-1"
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Kind, s.MachineRef.Name, s.EKSHA256 = kindMetal3Machine, "metal-1", []string{ek1}
+			})
+			w.id = Identity{EK: hash(t, ek1)}
+		}, reason.MachineNotFound},
+		"enrolled for another kind of object": {func(t *testing.T, w *fixture) {
+			w.m.EKSHA256 = nil
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Kind, s.EKSHA256 = "MachineSet", []string{ek1}
+			})
+			w.id = Identity{EK: hash(t, ek1)}
+		}, reason.MachineNotFound},
+		"enrolled for a Machine of the other API": {func(t *testing.T, w *fixture) {
+			w.m.EKSHA256 = nil
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.APIVersion, s.EKSHA256 = groupClusterAPI+"/v1beta2", []string{ek1}
+			})
+			w.id = Identity{EK: hash(t, ek1)}
+		}, reason.MachineNotFound},
 		"the enrolled Machine does not exist yet": {func(t *testing.T, w *fixture) {
 			w.in.Machines = nil
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek1} })
@@ -228,6 +268,16 @@ func TestMatchAccepts(t *testing.T) {
 			w.m.NodeRef, w.m.Created = "n", modified.Add(-1000*time.Hour)
 			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(24 * time.Hour) })
 		},
+		"by an enrollment that has not ended": func(t *testing.T, w *fixture) {
+			ends := metav1.NewTime(modified.Add(time.Second))
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ends })
+			w.id.EK = hash(t, ek3)
+		},
+		"by its own EK, which an enrollment that has ended also has": func(t *testing.T, w *fixture) {
+			ended := metav1.NewTime(modified)
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek1}, &ended })
+		},
+		"the record is that of a Machine that was deleted": func(t *testing.T, w *fixture) { w.id.MachineUID = "deleted" },
 		"an ended enrollment for a former Machine does not count": func(t *testing.T, w *fixture) {
 			ended := metav1.NewTime(modified.Add(-time.Hour))
 			w.other(func(m *Machine) { m.Name = "former" })
@@ -361,6 +411,8 @@ func TestQuarantine_AppliesToEachMachineThatItMayMean(t *testing.T) {
 			[]string{standInYAML, other}, 1},
 		"a name that two Machines have": {[]string{machineAPIYAML, twin, quarantined(enrollmentYAML)},
 			[]string{machineAPIYAML, twin, enrollmentYAML}, 2},
+		"the first of two for such a name": {[]string{machineAPIYAML, twin, quarantined(enrollmentYAML), host8},
+			[]string{machineAPIYAML, twin, enrollmentYAML, host8}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for want, raw := range map[bool][]string{true: c.with, false: c.without} {
@@ -398,6 +450,7 @@ func TestTwoEnrollments_TheLongerOneCounts(t *testing.T) {
 		"grants, both of which ended":     {granted(1), granted(1), true, reason.MachineJoined},
 		"a grant and none":                {granted(2), func(*spec) {}, true, 0},
 		"enrollments, one of which ended": {enrolled(hours(1)), enrolled(nil), false, 0},
+		"enrollments without an end":      {enrolled(nil), enrolled(nil), false, 0},
 		"enrollments that ended":          {enrolled(hours(1)), enrolled(hours(1)), false, reason.EKNotEnrolled},
 	} {
 		for _, specs := range [][]func(*spec){{c.one, c.other}, {c.other, c.one}} {
@@ -431,8 +484,145 @@ func TestPoolOfThePointer(t *testing.T) {
 			t.Errorf("pool %s: %v", pool, err)
 		}
 	}
-	if slices.Contains(w.m.Pools, "gpu") {
-		t.Error("the index changed what it was given")
+	w.rules.Pool = "gpu"
+	if m, err := index(t, w.in).Match(w.id, w.rules); err == nil {
+		t.Errorf("without pointers, %s has the pool", m)
+	}
+	w.m.UserDataSecret = ""
+	ix, _ = NewIndex(w.in, pointers{"openshift-machine-api/": "gpu"})
+	if m, err := ix.Match(w.id, w.rules); err == nil {
+		t.Errorf("without user data, %s has the pool of a pointer", m)
+	}
+}
+
+// The manifests of the caller stay as they are, also if their slices have room.
+func TestNewIndex_DoesNotChangeTheManifests(t *testing.T) {
+	w := newFixture(t)
+	w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek3[:2] + ek1[2:]} })
+	w.m.Pools = append(make([]string, 0, 8), "infra", "worker")
+	w.m.EKSHA256 = append(make([]string, 0, 8), ek2, "ff"+ek1[2:])
+	want := fmt.Sprint(w.m.Pools[:4], w.m.EKSHA256[:4])
+	NewIndex(w.in, pointers{"openshift-machine-api/worker-user-data": "gpu"})
+	if got := fmt.Sprint(w.m.Pools[:4], w.m.EKSHA256[:4]); got != want {
+		t.Errorf("%s, before %s", got, want)
+	}
+}
+
+// Neither the order of the files, nor that of the Machines in them, changes what administrators see.
+func TestNewIndex_DoesNotDependOnTheOrder(t *testing.T) {
+	w := newFixture(t)
+	for i := range 20 {
+		w.other(func(m *Machine) {
+			m.Name, m.UID, m.EKSHA256 = fmt.Sprintf("demo-worker-%02d", 20-i), fmt.Sprint("uid-", i), []string{ek1, ek2}
+			m.source = place{fmt.Sprintf("%02d.yaml", i%7), i}
+		})
+	}
+	for i, name := range []string{"first", "second"} {
+		w.enroll(t, func(*v1alpha1.MachineAttestationSpec) {})
+		e := &w.in.Enrollments[i]
+		e.Name, e.source = name, place{"e.yaml", i + 1}
+	}
+	ix, problems := NewIndex(w.in, nil)
+	if !slices.IsSortedFunc(ix.Machines(), func(a, b *Machine) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Errorf("Machines %v", ix.Machines())
+	}
+	slices.Reverse(w.in.Enrollments)
+	_, again := NewIndex(w.in, nil)
+	if !slices.Equal(problems, again) {
+		t.Errorf("problems %v\nother files first: %v", problems, again)
+	}
+	if !slices.IsSortedFunc(problems, func(a, b manifest.Problem) int {
+		return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), strings.Compare(a.What, b.What))
+	}) || len(problems) < 40 {
+		t.Errorf("problems %v", problems)
+	}
+}
+
+// A stand-in that the index ignores as a duplicate still has an EK, which opens nothing.
+func TestAttack_T42_TheTPMOfADuplicateStandIn(t *testing.T) {
+	other := swap(ek1, ek2)(standInYAML)
+	for name, raw := range map[string][]string{
+		"the same name": {standInYAML, other},
+		"the same UID": {swap("  name: rack-1", "  name: rack-1\n  uid: u")(standInYAML),
+			swap("  name: rack-1", "  name: rack-2\n  uid: u")(other)},
+	} {
+		ix := index(t, parse(t, raw...))
+		rules := Rules{Pool: "worker", Now: modified, EKEnrolled: true}
+		if m, err := ix.Match(Identity{EK: hash(t, ek2)}, rules); code(err) != reason.MachineNotFound {
+			t.Errorf("%s: %v, %v", name, m, err)
+		}
+		if m, err := ix.Match(Identity{EK: hash(t, ek1)}, rules); err != nil || m.Name != "rack-1" {
+			t.Errorf("%s, the first: %v, %v", name, m, err)
+		}
+	}
+}
+
+func TestGranted_IsLimited(t *testing.T) {
+	for left, want := range map[time.Duration]bool{-1: false, 0: false, 1: true, 24 * time.Hour: true,
+		24*time.Hour + 1: false} {
+		m := Machine{Enrollment: &v1alpha1.MachineAttestation{}}
+		m.Enrollment.Spec.Reattest = until(left)
+		if m.Granted(modified) != want {
+			t.Errorf("a grant that ends in %v: %v", left, !want)
+		}
+	}
+}
+
+func TestNodeNames_AreThoseOfANode(t *testing.T) {
+	m := Machine{InternalDNS: []string{"", ".", "Worker-0.Example.com.", "worker-0.example.com", "worker-0"}}
+	if got := m.NodeNames(); !slices.Equal(got, []string{"worker-0.example.com", "worker-0"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestNormalProviderID(t *testing.T) {
+	for id, want := range map[string]string{
+		"azure:///subscriptions/A": "azure:///subscriptions/a", "AZURE:///A": "azure:///a",
+		"vsphere://42-AB": "vsphere://42-ab", "VSphere://A": "vsphere://a",
+		"aws:///zone/i-A": "aws:///zone/i-A", "gce://P/z/N": "gce://P/z/N", "azureA": "azureA", "": "",
+	} {
+		if got := NormalProviderID(id); got != want {
+			t.Errorf("%s: %s, want %s", id, got, want)
+		}
+	}
+}
+
+// Administrators find the cause of a denial in its text.
+func TestMatch_NamesTheCause(t *testing.T) {
+	for want, change := range map[string]func(*testing.T, *fixture){
+		"Machine openshift-machine-api/demo-worker-0 has no pool": func(_ *testing.T, w *fixture) { w.m.Pools = nil },
+		"among them openshift-machine-api/demo-worker-0 and openshift-machine-api/demo-worker-1": func(_ *testing.T,
+			w *fixture) {
+			w.other(func(m *Machine) { m.ProviderID = instance })
+		},
+		"the enrollment of Machine openshift-machine-api/demo-worker-0 has expired": func(t *testing.T, w *fixture) {
+			ended := metav1.NewTime(modified)
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ended })
+			w.id = Identity{EK: hash(t, ek3)}
+		},
+		"the EK is enrolled for Machine openshift-machine-api/demo-worker-9": func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Name, s.EKSHA256 = "demo-worker-9", []string{ek3}
+			})
+			w.id = Identity{EK: hash(t, ek3)}
+		},
+		"the EK is enrolled for the Machine of Metal3Machine openshift-machine-api/metal-9": func(t *testing.T, w *fixture) {
+			w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Kind, s.MachineRef.Name, s.EKSHA256 = kindMetal3Machine, "metal-9", []string{ek3}
+			})
+			w.in.Enrollments[0].kind = kindHost
+			w.id = Identity{EK: hash(t, ek3)}
+		},
+		"the EK is enrolled for MachineAttestation default/rack-1": func(t *testing.T, w *fixture) {
+			w.in = parse(t, standInYAML, swap(ek1, ek2)(standInYAML))
+			w.id = Identity{EK: hash(t, ek2)}
+		},
+	} {
+		w := newFixture(t)
+		change(t, w)
+		if _, err := index(t, w.in).Match(w.id, w.rules); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, expected %q", err, want)
+		}
 	}
 }
 
@@ -454,6 +644,8 @@ func TestMirrors(t *testing.T) {
 			group: groupClusterAPI},
 		"in the middle of the move": {here: swap("status:", "status:\n  authoritativeAPI: Migrating"),
 			want: reason.MachineAmbiguous},
+		"the object itself is being deleted, and the mirror is not": {here: swap("  name: demo-worker-0",
+			"  deletionTimestamp: 2026-11-21T03:59:00Z\n  name: demo-worker-0"), want: reason.MachineDeleting},
 		"the mirror has joined": {mirror: swap("phase: Provisioned", "nodeRef: {name: n}"), want: reason.MachineJoined},
 		"the mirror runs":       {mirror: swap("phase: Provisioned", "phase: Running"), want: reason.MachineJoined},
 		"the mirror is being deleted": {mirror: swap("  name: demo-worker-0",
@@ -498,6 +690,23 @@ func TestMirrors(t *testing.T) {
 	}
 }
 
+// Both objects of a machine may have the same name, and an enrollment then means both.
+func TestMirrors_OfOneName(t *testing.T) {
+	w := newFixture(t)
+	w.m.EKSHA256 = nil
+	w.other(func(m *Machine) {
+		m.APIVersion, m.Name, m.ProviderID = groupClusterAPI+"/v1beta2", w.m.Name, w.m.ProviderID
+	})
+	w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek1} })
+	ix := index(t, w.in)
+	if m, err := ix.Match(w.id, w.rules); err != nil || m.group() != groupMachineAPI {
+		t.Errorf("%v, %v", m, err)
+	}
+	if all := ix.ByName(w.m.Namespace, w.m.Name); len(all) != 1 {
+		t.Errorf("by name: %v", all)
+	}
+}
+
 func swap(old, with string) func(string) string {
 	return func(s string) string { return strings.Replace(s, old, with, 1) }
 }
@@ -509,11 +718,20 @@ func TestIndexWarns(t *testing.T) {
 		raw  []string
 		want string
 	}{
-		"a Machine in two files": {[]string{machineAPIYAML, machineAPIYAML}, "demo-worker-0 is in two files"},
+		"a Machine in two files": {[]string{machineAPIYAML, machineAPIYAML},
+			"demo-worker-0 is in two files; this one is ignored; the other is m.yaml:1; remove one"},
+		"a Machine that migrates": {[]string{swap("status:", "status:\n  authoritativeAPI: Migrating")(machineAPIYAML),
+			swap("gce://project/zone/demo-cp-0", instance)(clusterAPIYAML)}, "demo-worker-0 is migrating"},
+		"a provider ID of two Machines": {[]string{machineAPIYAML, strings.NewReplacer("demo-worker-0", "demo-worker-1",
+			"0d5a3b32", "1d5a3b32", ek1+", "+ek2, ek3).Replace(machineAPIYAML)},
+			`provider ID "` + instance + `" belongs to both openshift-machine-api/demo-worker-0 and ` +
+				"openshift-machine-api/demo-worker-1; keep it"},
+		"a host whose Machine does not exist": {[]string{hostYAML}, "0 Machines have the Metal3Machine ns/metal-1"},
 		"a copied UID": {[]string{machineAPIYAML,
 			strings.Replace(machineAPIYAML, "demo-worker-0", "demo-worker-1", 1)}, "has the UID of"},
-		"an EK of two machines": {[]string{machineAPIYAML, standInYAML}, "EK " + ek1 + " is enrolled for"},
-		"no such Machine":       {[]string{enrollmentYAML}, "Machine openshift-machine-api/demo-worker-0 does not exist"},
+		"an EK of two machines": {[]string{machineAPIYAML, standInYAML}, "EK " + ek1 +
+			" is enrolled for both openshift-machine-api/demo-worker-0 and default/rack-1"},
+		"no such Machine": {[]string{enrollmentYAML}, "Machine openshift-machine-api/demo-worker-0 does not exist"},
 		"two MachineAttestations": {[]string{machineAPIYAML, enrollmentYAML,
 			strings.Replace(enrollmentYAML, "host-7", "host-8", 1)}, "already has a MachineAttestation: host-7"},
 		"another instance expected": {[]string{machineAPIYAML,
@@ -533,6 +751,38 @@ func TestIndexWarns(t *testing.T) {
 				t.Errorf("%v\nexpected %q", problems, c.want)
 			}
 		})
+	}
+}
+
+func TestIndexWarns_OnlyOfProblems(t *testing.T) {
+	record := swap("host-7", "0d5a3b32-6a5e-4a59-9d2a-51a0d6a2a7aa")(enrollmentYAML)
+	for name, raw := range map[string][]string{
+		"an enrollment that expects the instance": {machineAPIYAML, enrollmentYAML},
+		"one that expects it before it is known": {remove("  providerID: " + instance + "\n")(machineAPIYAML),
+			enrollmentYAML},
+		"an enrollment, and the record": {machineAPIYAML, enrollmentYAML, record},
+		"the record, and an enrollment": {machineAPIYAML, record, enrollmentYAML},
+		"a stand-in":                    {standInYAML},
+	} {
+		if _, problems := NewIndex(parse(t, raw...), nil); len(problems) > 0 {
+			t.Errorf("%s: %v", name, problems)
+		}
+	}
+}
+
+func TestIndexWarns_AtMostAHundredTimes(t *testing.T) {
+	w := newFixture(t)
+	for range 101 {
+		w.in.Machines = append(w.in.Machines, w.in.Machines[0])
+	}
+	_, problems := NewIndex(w.in, nil)
+	if len(problems) != 100 {
+		t.Errorf("%d problems", len(problems))
+	}
+	// An object of the API has no line.
+	w.in.Machines[0].source = place{file: "Machine ns/demo-worker-0"}
+	if _, problems = NewIndex(w.in, nil); problems[0].Want != "the other is Machine ns/demo-worker-0; remove one" {
+		t.Errorf("%v", problems[0])
 	}
 }
 

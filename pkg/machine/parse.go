@@ -77,7 +77,7 @@ func FromUnannotated(object map[string]any) (Machine, bool) {
 	own := maps.Clone(object)
 	own["metadata"] = metadata
 	found, _ := FromObject(own)
-	if metadata == nil || len(found.Machines) == 0 {
+	if len(found.Machines) == 0 {
 		return Machine{}, false
 	}
 	return found.Machines[0], true
@@ -112,7 +112,7 @@ func (out *Manifests) add(doc manifest.Document, modified time.Time) []manifest.
 		return wrong
 	case doc.APIVersion == v1alpha1.APIVersion && doc.Kind == v1alpha1.KindMachineAttestation:
 		e, wrong := enrollment(doc, modified)
-		if wrong != nil || !e.pending() {
+		if !e.pending() {
 			out.Enrollments = append(out.Enrollments, e)
 		}
 		return wrong
@@ -261,7 +261,7 @@ func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []
 		UID: c.Metadata.UID, Created: modified, Undated: true, Deleting: c.Metadata.DeletionTimestamp != nil,
 		source: place{doc.File, doc.Line("")},
 	}
-	if c.Metadata.CreationTimestamp != nil && !c.Metadata.CreationTimestamp.IsZero() {
+	if !c.Metadata.CreationTimestamp.IsZero() {
 		m.Created, m.Undated = c.Metadata.CreationTimestamp.Time, false
 	}
 	if m.UID == "" {

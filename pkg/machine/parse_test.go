@@ -91,6 +91,21 @@ spec:
   ekSHA256: [` + ek1 + `]
 `
 
+const hostYAML = `apiVersion: metal3.io/v1alpha1
+kind: BareMetalHost
+metadata:
+  name: rack7
+  namespace: ns
+  creationTimestamp: "2026-11-20T03:30:00Z"
+  annotations:
+    mcs-attest.dev/ek-sha256: "` + ek1 + `"
+spec:
+  consumerRef:
+    apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+    kind: Metal3Machine
+    name: metal-1
+`
+
 // parse parses manifests that must be valid.
 func parse(t testing.TB, raw ...string) Manifests {
 	t.Helper()
@@ -133,10 +148,58 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: %q, want %q", value, got, want)
 		}
 	}
+	// Each of the two labels, and the annotation, permits a pool.
+	pools := strings.NewReplacer("machine-role: worker", "machine-role: gpu").Replace(machineAPIYAML)
+	if got := parse(t, pools).Machines[0].Pools; strings.Join(got, " ") != "gpu infra worker" {
+		t.Errorf("pools %v", got)
+	}
 	worker := parse(t, strings.Replace(clusterAPIYAML, "    cluster.x-k8s.io/control-plane: \"\"\n", "    a: b\n",
 		1)).Machines[0]
 	if strings.Join(worker.Pools, " ") != "worker" {
 		t.Errorf("Cluster API worker: %v", worker.Pools)
+	}
+}
+
+// The time of a file is that of its objects which have none.
+func TestParse_CreationTimes(t *testing.T) {
+	created := modified.Add(-time.Hour)
+	line := "\n  creationTimestamp: \"" + created.Format(time.RFC3339) + "\"\n"
+	for raw, want := range map[string]time.Time{standInYAML: modified,
+		swap("\n  name: rack-1\n", line+"  name: rack-1\n")(standInYAML): created} {
+		if m := index(t, parse(t, raw)).Machines()[0]; !m.Created.Equal(want) {
+			t.Errorf("a stand-in: %v, want %v", m.Created, want)
+		}
+	}
+	const zero = "\n  creationTimestamp: \"0001-01-01T00:00:00Z\"\n"
+	for raw, want := range map[string]struct {
+		at      time.Time
+		undated bool
+	}{
+		machineAPIYAML: {modified.Add(-30 * time.Minute), false},
+		clusterAPIYAML: {modified, true},
+		swap("\n  name: demo-cp-0\n", zero+"  name: demo-cp-0\n")(clusterAPIYAML): {modified, true},
+	} {
+		if m := parse(t, raw).Machines[0]; !m.Created.Equal(want.at) || m.Undated != want.undated {
+			t.Errorf("a Machine: %v, undated %v, want %+v", m.Created, m.Undated, want)
+		}
+	}
+	e := parse(t, hostYAML).Enrollments[0]
+	if want := modified.Add(-24*time.Hour - 30*time.Minute); !e.CreationTimestamp.Time.Equal(want) {
+		t.Errorf("a host: %v, want %v", e.CreationTimestamp, want)
+	}
+}
+
+// A Machine's progress (rule 11 of docs/security-rules.md): what is not clear counts as joined.
+func TestParse_Progress(t *testing.T) {
+	for status, want := range map[string]struct{ deleting, joined bool }{
+		"phase: Provisioned": {false, false}, "phase: Deleting": {true, false}, "phase: Deleted": {true, false},
+		"phase: Running": {false, true}, "nodeRef: {name: n}": {false, true}, "nodeRef: {}": {false, true},
+		"nodeRef: null": {false, false},
+	} {
+		m := parse(t, swap("phase: Provisioned", status)(machineAPIYAML)).Machines[0]
+		if m.Deleting != want.deleting || m.Joined() != want.joined {
+			t.Errorf("%s: deleting %v, joined %v", status, m.Deleting, m.Joined())
+		}
 	}
 }
 
@@ -169,6 +232,30 @@ func TestParse_ReportsTheFault(t *testing.T) {
 				"machine.openshift.io/v1beta1 or"},
 		"a version that is to come": {machineAPIYAML, "v1beta1", "v1",
 			"Machine of machine.openshift.io/v1 is not supported here"},
+		"another kind of Cluster API": {clusterAPIYAML, "kind: Machine", "kind: MachineSet",
+			"MachineSet of cluster.x-k8s.io/v1beta2 is not supported here"},
+		"an old version of Cluster API": {clusterAPIYAML, "v1beta2", "v1alpha4",
+			"Machine of cluster.x-k8s.io/v1alpha4 is not supported here"},
+		"a Machine of another API": {clusterAPIYAML, "cluster.x-k8s.io", "example.com",
+			"Machine of example.com/v1beta2 is not supported here"},
+		"another kind of metal3": {hostYAML, "kind: BareMetalHost", "kind: HostClaim",
+			"HostClaim of metal3.io/v1alpha1 is not supported here"},
+		"a host of another API": {hostYAML, "metal3.io", "example.com",
+			"BareMetalHost of example.com/v1alpha1 is not supported here"},
+		"another kind of this API": {standInYAML, "kind: MachineAttestation", "kind: AttestationPolicy",
+			"AttestationPolicy of mcs-attest.dev/v1alpha1 is not supported here"},
+		"another version of this API": {standInYAML, "v1alpha1", "v1",
+			"MachineAttestation of mcs-attest.dev/v1 is not supported here"},
+		"a host's name that is a number": {hostYAML, "  name: rack7", "  name: 7", "m.yaml:4: metadata.name is a number"},
+		"a Cluster API provider id that is a number": {clusterAPIYAML, "gce://project/zone/demo-cp-0", "17",
+			"spec.providerID is a number"},
+		"a pending machine with a TPM": {standInYAML, "rack-1\nspec:\n  pool: worker", "pending-0\nspec:",
+			"spec: neither machineRef nor pool"},
+		"a pending machine with a pool": {standInYAML, "rack-1\nspec:\n  pool: worker\n  ekSHA256: [" + ek1 + "]",
+			"pending-0\nspec:\n  pool: worker", "spec: no field identifies the machine"},
+		"a MachineAttestation of nothing": {standInYAML, "  pool: worker\n  ekSHA256: [" + ek1 + "]", "  quarantined: true",
+			"spec: neither machineRef nor pool"},
+		"an EK hash of the wrong length": {standInYAML, ek1, ek1[:62], "but a SHA-256 has 64 hexadecimal digits"},
 		"quarantine misspelled": {enrollmentYAML, "spec:", "spec:\n  quarantine: true",
 			`m.yaml:7: unknown field "spec.quarantine"; known fields: `},
 		"neither Machine nor pool": {standInYAML, "  pool: worker\n", "", "m.yaml:5: spec: neither machineRef nor pool"},

@@ -83,11 +83,15 @@ func (r *Registry) compact(m Machine) *compactMachine {
 		k.created = m.Created.UnixNano()
 	}
 	for _, s := range m.EKSHA256 {
-		var h EKHash
-		_, _ = hex.Decode(h[:], []byte(s)) // the hashes of a Machine were already parsed
-		k.eks = append(k.eks, h)
+		k.eks = append(k.eks, ekOf(s))
 	}
 	return k
+}
+
+// ekOf returns a hash of [Machine].EKSHA256, which was already parsed.
+func ekOf(s string) (h EKHash) {
+	_, _ = hex.Decode(h[:], []byte(s))
+	return h
 }
 
 // maxShared limits the number of entries in Registry.shared.
@@ -514,15 +518,8 @@ func (c *closure) enrollment(e *Enrollment) {
 	}
 	c.enrollmentsSeen[e] = true
 	own := *e
-	id := NormalProviderID(e.Spec.ExpectedProviderID)
-	standIn := e.Spec.MachineRef == nil
-	if standIn && id != "" {
-		own.node = c.node(id)
-	}
+	own.node = c.node(NormalProviderID(e.Spec.ExpectedProviderID)) // only of a stand-in
 	c.found.Enrollments = append(c.found.Enrollments, own)
-	if standIn && id != "" {
-		c.instance(id)
-	}
 	if ref := e.Spec.MachineRef; ref != nil {
 		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
 			c.machine(c.machines[name{group, ref.Namespace, ref.Name}])
@@ -570,10 +567,6 @@ func (m multimap[K, V]) add(k K, v V) {
 }
 
 func (m multimap[K, V]) remove(k K, v V) {
-	if m.one[k] == v && len(m.more[k]) == 0 {
-		delete(m.one, k)
-		return
-	}
 	list := slices.DeleteFunc(slices.Collect(m.all(k)), func(x V) bool { return x == v })
 	delete(m.one, k)
 	delete(m.more, k)

@@ -5,9 +5,13 @@ package machine
 import (
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
+	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -226,7 +230,20 @@ func TestBareMetalHost_EnrollsItsConsumer(t *testing.T) {
 	if _, err := r.Match(id, rules); code(err) != reason.EKNotEnrolled {
 		t.Errorf("the host was deleted: %v", err)
 	}
+	in, problems = FromObject(object(func(o map[string]any) {
+		delete(o["spec"].(map[string]any)["consumerRef"].(map[string]any), "kind")
+	}))
+	if len(problems) > 0 || len(in.Enrollments) != 1 {
+		t.Errorf("a consumer without a kind, which is a Machine: %v %v", in, problems)
+	}
 	for what, change := range map[string]func(o map[string]any){
+		"the consumer has no name": func(o map[string]any) {
+			delete(o["spec"].(map[string]any)["consumerRef"].(map[string]any), "name")
+		},
+		"the consumer is another infrastructure object": func(o map[string]any) {
+			ref := o["spec"].(map[string]any)["consumerRef"].(map[string]any)
+			ref["apiVersion"], ref["kind"] = groupInfrastructure+"/v1beta1", "Metal3Cluster"
+		},
 		"it has no consumer": func(o map[string]any) { delete(o["spec"].(map[string]any), "consumerRef") },
 		"the consumer is no Machine": func(o map[string]any) {
 			o["spec"].(map[string]any)["consumerRef"].(map[string]any)["kind"] = "HostClaim"
@@ -355,6 +372,274 @@ func TestFromObject_IgnoresTheStatus(t *testing.T) {
 	})
 	if len(problems) > 0 || len(in.Enrollments) != 0 {
 		t.Errorf("one that waits: %v %v", in, problems)
+	}
+}
+
+// What is not JSON is a problem, never half an object.
+func TestFromObject_ReportsTheFault(t *testing.T) {
+	in, problems := FromObject(map[string]any{"apiVersion": groupMachineAPI + "/v1beta1", "kind": "Machine",
+		"metadata": map[string]any{"name": "m"}, "spec": math.NaN()})
+	if len(in.Machines) > 0 || len(problems) != 1 || !strings.Contains(problems[0].What, "convert to JSON") {
+		t.Errorf("%v %v", in, problems)
+	}
+	_, err := NewEnrollment(v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "e"}})
+	if err == nil || !strings.Contains(err.Error(), "MachineAttestation ns/e: spec: neither machineRef nor pool") {
+		t.Errorf("%v", err)
+	}
+}
+
+// A Machine whose annotations became invalid keeps its progress: what it may do only shrinks.
+func TestRegistry_Advance(t *testing.T) {
+	object := func(with func(o map[string]any)) map[string]any {
+		o := map[string]any{"apiVersion": groupMachineAPI + "/v1beta1", "kind": "Machine",
+			"metadata": map[string]any{"namespace": "ns", "name": "worker-0", "uid": "u",
+				"annotations": map[string]any{v1alpha1.AnnotationEKSHA256: "rubbish"}},
+			"status": map[string]any{"phase": "Provisioned"}}
+		with(o)
+		return o
+	}
+	known := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-0",
+		UID: "u", Phase: "Provisioned", Pools: []string{"worker"}}
+	deleting, joined := known, known
+	deleting.Deleting, joined.NodeRef, joined.Phase = true, "node-0", "Running"
+	for name, c := range map[string]struct {
+		before Machine
+		later  func(o map[string]any)
+		want   *Machine // nil: not in the registry
+	}{
+		"nothing happened": {known, func(map[string]any) {}, &known},
+		"it is being deleted": {known, func(o map[string]any) {
+			o["metadata"].(map[string]any)["deletionTimestamp"] = modified.Format(time.RFC3339)
+		}, &deleting},
+		"it was being deleted": {deleting, func(map[string]any) {}, &deleting},
+		"it joined": {known, func(o map[string]any) {
+			o["status"] = map[string]any{"nodeRef": map[string]any{"name": "node-0"}, "phase": "Running"}
+		}, &joined},
+		"its reference is empty": {joined, func(map[string]any) {}, &joined},
+		"it was created again": {known, func(o map[string]any) {
+			o["metadata"].(map[string]any)["uid"] = "another"
+		}, nil},
+		"another Machine": {known, func(o map[string]any) { o["metadata"].(map[string]any)["name"] = "worker-1" }, &known},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := object(c.later)
+			later, ok := FromUnannotated(o)
+			if !ok || len(later.EKSHA256) > 0 || o["metadata"].(map[string]any)["annotations"] == nil {
+				t.Fatalf("%+v, %v; the object %v", later, ok, o)
+			}
+			r := NewRegistry(nil)
+			r.PutMachine(c.before)
+			if has := r.Advance(later); has != (c.want != nil && later.Name == "worker-0") {
+				t.Errorf("the registry has it: %v", has)
+			}
+			if c.want == nil && r.Len() != 0 || c.want != nil && !r.HasMachine(*c.want) {
+				t.Errorf("%d Machines, %v", r.Len(), r.ByName("ns", "worker-0"))
+			}
+		})
+	}
+	for name, o := range map[string]map[string]any{
+		"no metadata":  {"apiVersion": groupMachineAPI + "/v1beta1", "kind": "Machine"},
+		"another kind": {"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": "s"}},
+		"no Machine":   {"apiVersion": "metal3.io/v1alpha1", "kind": kindHost, "metadata": map[string]any{"name": "h"}},
+	} {
+		if m, ok := FromUnannotated(o); ok {
+			t.Errorf("%s: %+v", name, m)
+		}
+	}
+}
+
+// The registry returns what it was given, and no longer what was deleted.
+func TestRegistry_Contents(t *testing.T) {
+	m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-0", UID: "u",
+		Created: time.Unix(1, 2), Undated: true, Deleting: true, Phase: "Provisioned", NodeRef: "node-0",
+		ProviderID: "azure:///X", Pools: []string{"infra", "worker"}, EKSHA256: []string{ek1, ek2},
+		UserDataSecret: "s", authority: authorityMachineAPI, metal3: "metal-0"}
+	never := m
+	never.Name, never.UID, never.Created, never.NodeRef, never.ProviderID = "worker-1", "u1", time.Time{}, "", ""
+	e, err := NewEnrollment(v1alpha1.MachineAttestation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "rack-0", UID: "e", ResourceVersion: "1"},
+		Spec:       v1alpha1.MachineAttestationSpec{Pool: "worker", EKSHA256: []string{ek3}},
+		Status:     v1alpha1.MachineAttestationStatus{Pool: "worker"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRegistry(nil)
+	contents := func() (machines []Machine, enrollments []string) {
+		r.Each(func(m Machine) { machines = append(machines, m) },
+			func(e *Enrollment) { enrollments = append(enrollments, e.Name+e.Status.Pool+e.ResourceVersion) })
+		slices.SortFunc(machines, func(a, b Machine) int { return strings.Compare(a.Name, b.Name) })
+		return machines, enrollments
+	}
+	r.PutMachine(m)
+	r.PutMachine(never)
+	r.PutEnrollment(e)
+	machines, enrollments := contents()
+	if !reflect.DeepEqual(machines, []Machine{m, never}) || !slices.Equal(enrollments, []string{"rack-0"}) {
+		t.Errorf("Each: %+v %v", machines, enrollments)
+	}
+	if all := r.All().Machines(); len(all) != 3 || r.Len() != 2 {
+		t.Errorf("All: %v, Len %d", all, r.Len())
+	}
+	uids := r.UIDs()
+	if slices.Sort(uids); !slices.Equal(uids, []string{"e", "u", "u1"}) {
+		t.Errorf("UIDs: %v", uids)
+	}
+	for name, uid := range map[string]string{"worker-0": "u", "worker-1": "u1", "rack-0": "e", "worker-2": ""} {
+		found := r.ByName("ns", name)
+		if len(found) == 1 && found[0].UID != uid || (len(found) == 0) != (uid == "") {
+			t.Errorf("ByName %s: %v", name, found)
+		}
+	}
+	every := func(string) bool { return true }
+	if got := r.WithNodes(every); !maps.Equal(got, map[string]string{"u": "node-0"}) {
+		t.Errorf("WithNodes: %v", got)
+	}
+	if got := r.WithNodes(func(node string) bool { return node == "node-1" }); len(got) != 0 {
+		t.Errorf("WithNodes, another: %v", got)
+	}
+	changed := m
+	changed.Pools = []string{"worker"}
+	if !r.HasMachine(m) || !r.HasMachine(never) || r.HasMachine(changed) {
+		t.Error("HasMachine of what it has, or of another state")
+	}
+	newer := e // a status is no change
+	newer.Status.Pool, newer.ResourceVersion = "infra", "2"
+	if !r.HasEnrollment(e) || !r.HasEnrollment(newer) ||
+		r.HasEnrollment(e.WithSpec(v1alpha1.MachineAttestationSpec{Pool: "infra", EKSHA256: []string{ek3}})) {
+		t.Error("HasEnrollment of what it has, or of another state")
+	}
+	r.DeleteMachine(m.group(), "ns", "worker-0")
+	r.DeleteEnrollment("ns", "rack-0")
+	if machines, enrollments = contents(); len(machines) != 1 || len(enrollments) != 0 ||
+		r.HasMachine(m) || r.HasEnrollment(e) || len(r.ByName("ns", "rack-0")) != 0 {
+		t.Errorf("after a deletion: %v %v", machines, enrollments)
+	}
+}
+
+// An object that adds nothing to its Machine is not stored, but one that only restricts is.
+func TestRegistry_EmptyEnrollments(t *testing.T) {
+	type spec = v1alpha1.MachineAttestationSpec
+	ref := &v1alpha1.MachineReference{Namespace: "ns", Name: "worker-0"}
+	put := func(s spec) (*Registry, Enrollment) {
+		r := NewRegistry(nil)
+		e, err := NewEnrollment(v1alpha1.MachineAttestation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "e", UID: "e"},
+			Spec:       spec{MachineRef: ref, EKSHA256: []string{ek1}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.PutEnrollment(e)
+		e = e.WithSpec(s)
+		r.PutEnrollment(e)
+		if r.Enrolled(hash(t, ek1)) {
+			t.Errorf("%+v: the former EK is enrolled", s)
+		}
+		return r, e
+	}
+	for name, c := range map[string]struct {
+		spec   spec
+		stored int
+	}{
+		"a record without enrollment": {spec{MachineRef: ref}, 0},
+		"an EK":                       {spec{MachineRef: ref, EKSHA256: []string{ek2}}, 1},
+		"an instance":                 {spec{MachineRef: ref, ExpectedProviderID: instance}, 1},
+		"a quarantine":                {spec{MachineRef: ref, Quarantined: true}, 1},
+		"a grant":                     {spec{MachineRef: ref, Reattest: until(time.Hour)}, 1},
+		"a stand-in":                  {spec{Pool: "worker"}, 1},
+	} {
+		r, e := put(c.spec)
+		stored := 0
+		r.Each(func(Machine) {}, func(*Enrollment) { stored++ })
+		if stored != c.stored || !r.HasEnrollment(e) || r.Enrolled(hash(t, ek2)) != (name == "an EK") {
+			t.Errorf("%s: %d are stored, it has it: %v", name, stored, r.HasEnrollment(e))
+		}
+	}
+	r, quarantine := put(spec{MachineRef: ref, Quarantined: true})
+	if NewRegistry(nil).HasEnrollment(quarantine) || r.HasEnrollment(quarantine.WithSpec(spec{MachineRef: ref})) {
+		t.Error("an empty registry has a quarantine, or another one has its end")
+	}
+}
+
+// An enrollment that is found in two ways applies once.
+func TestRegistry_FindsAnEnrollmentOnce(t *testing.T) {
+	w := newFixture(t)
+	r := NewRegistry(nil)
+	r.PutMachine(*w.m)
+	w.enroll(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = instance })
+	r.PutEnrollment(w.in.Enrollments[0])
+	if m, _ := r.All().ByUID(w.m.UID); len(m.expected) != 1 {
+		t.Errorf("it expects %q", m.expected)
+	}
+}
+
+func TestRegistry_Nodes(t *testing.T) {
+	r := NewRegistry(nil)
+	m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-0", UID: "u",
+		ProviderID: "azure:///X"}
+	r.PutMachine(m)
+	r.PutNode("node-0", "")
+	r.PutNode("node-1", "azure:///x")
+	if m, _ := r.ByUID("u"); !r.HasNode("node-0") || !r.HasNode("node-1") || r.Nodes() != 2 || m.NodeRef != "node-1" {
+		t.Errorf("%d Nodes, the Machine's is %q", r.Nodes(), m.NodeRef)
+	}
+	r.DeleteNode("node-1")
+	r.DeleteNode("node-1")
+	if m, _ := r.ByUID("u"); r.HasNode("node-1") || r.Nodes() != 1 || m.NodeRef != "" {
+		t.Errorf("%d Nodes, the Machine's is %q", r.Nodes(), m.NodeRef)
+	}
+}
+
+// Equal fields of many Machines need the memory of one, and unequal ones do not add up.
+func TestRegistry_SharesFields(t *testing.T) {
+	r := NewRegistry(nil)
+	for i := range 10_001 {
+		m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Namespace: "ns", Name: fmt.Sprint(i), UID: fmt.Sprint(i),
+			UserDataSecret: fmt.Sprint(i / 2)}
+		r.PutMachine(m)
+	}
+	shared := func(i int) *sharedFields {
+		return r.machines[name{groupMachineAPI, "ns", fmt.Sprint(i)}].sharedFields
+	}
+	if shared(0) != shared(1) || shared(1) == shared(2) {
+		t.Error("equal fields are stored twice, or unequal ones once")
+	}
+	for i := range 10_001 {
+		r.PutMachine(Machine{APIVersion: groupMachineAPI + "/v1beta1", Namespace: "ns", Name: "x", Phase: fmt.Sprint(i)})
+	}
+	if len(r.shared) != 10_000 {
+		t.Errorf("%d entries", len(r.shared))
+	}
+}
+
+func TestMultimap(t *testing.T) {
+	m := newMultimap[string, int]()
+	values := func() (all []int) { return slices.Sorted(m.all("a")) }
+	if m.has("a") || len(values()) != 0 {
+		t.Error("an empty map has values")
+	}
+	for i := range 3 {
+		m.add("a", i)
+	}
+	m.add("b", 9)
+	for n := range 3 { // stop after any value
+		for range m.all("a") {
+			if n--; n < 0 {
+				break
+			}
+		}
+	}
+	m.remove("a", 7) // it has no such value
+	if !slices.Equal(values(), []int{0, 1, 2}) {
+		t.Errorf("%v", values())
+	}
+	for i, want := range [][]int{{1, 2}, {2}, nil} {
+		if m.remove("a", i); !slices.Equal(values(), want) || m.has("a") != (want != nil) {
+			t.Errorf("without %d: %v", i, values())
+		}
+	}
+	if !slices.Equal(slices.Collect(m.all("b")), []int{9}) {
+		t.Error("another key lost its value")
 	}
 }
 
