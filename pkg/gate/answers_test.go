@@ -38,6 +38,7 @@ func answerTo(t *testing.T, code reason.Code) (status int, header, problemTitle 
 	if p.Status != rec.Code || p.Title == "" || p.Detail == "" || p.Type != "about:blank" ||
 		p.Instance != "urn:mcs-attest:01ABC" ||
 		h.Get("Content-Type") != "application/problem+json" || h.Get("Cache-Control") != "no-store" ||
+		strings.HasPrefix(p.Detail, "Try again;") != code.Temporary() ||
 		h.Get("Content-Length") != fmt.Sprint(rec.Body.Len()) || strings.Contains(rec.Body.String(), "the detail") {
 		t.Errorf("%v: %v %s", code, h, rec.Body)
 	}

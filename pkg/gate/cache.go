@@ -5,6 +5,7 @@ package gate
 import (
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -72,7 +73,6 @@ func (k *cache) put(q cacheKey, now time.Time, a *answer) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.expire(now)
 	k.answers = append(k.answers, cachedAnswer{q, now, *a})
 	k.bytes += a.size()
 	for len(k.answers) > maxCached || k.bytes > maxCachedBytes {
@@ -92,6 +92,5 @@ func (k *cache) expire(now time.Time) {
 
 func (k *cache) dropOldest() {
 	k.bytes -= k.answers[0].answer.size()
-	k.answers[0] = cachedAnswer{} // release the config's memory
-	k.answers = k.answers[1:]
+	k.answers = slices.Delete(k.answers, 0, 1) // this releases the config's memory
 }

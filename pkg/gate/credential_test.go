@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -170,6 +172,49 @@ func TestCredentials_OnlyForTokensOfMachines(t *testing.T) {
 	}
 }
 
+// The bearer of the provisioning token has no machine, so it has no credential of its own.
+func TestCredentials_NoneForTheProvisioningToken(t *testing.T) {
+	f, i := newProvisioned(t), &published{}
+	f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
+	res := f.do(t, get("/config/worker", current))
+	if got, _ := served(t, res); res.StatusCode != 200 || got != sharedToken || i.reads != 0 {
+		t.Errorf("%d, token %q, %d reads", res.StatusCode, got, i.reads)
+	}
+}
+
+// The credential is read within what is left of the 9 s until the client gives up.
+func TestCredentials_ReadInTheTimeThatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture()
+		f.Now = time.Now
+		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(3 * time.Second)
+			serve(withKubeconfig(sharedToken)).ServeHTTP(w, r)
+		})
+		own := deadlines{}
+		f.Credentials = &own
+		if f.do(t, get("/config/worker", good)); own.left != 6*time.Second {
+			t.Errorf("%v", own.left)
+		}
+		f.UpstreamTimeout = 4 * time.Second
+		if f.do(t, get("/config/worker", good)); own.left != 2*time.Second {
+			t.Errorf("with a shorter timeout %v", own.left)
+		}
+	})
+}
+
+// deadlines records how much time a read has.
+type deadlines struct {
+	published
+	left time.Duration
+}
+
+func (d *deadlines) Get(ctx context.Context, c token.Claims) (*credential.Credential, error) {
+	at, _ := ctx.Deadline()
+	d.left = time.Until(at)
+	return d.published.Get(ctx, c)
+}
+
 func head(path, raw string) *http.Request {
 	r := get(path, raw)
 	r.Method = http.MethodHead
@@ -196,6 +241,10 @@ func TestAttack_T45_TheSharedCredentialIsNotServedInstead(t *testing.T) {
 			reason.StoreUnavailable, 1},
 		{"the use was the last", withKubeconfig(sharedToken), nil, reason.Deny(reason.TokenUsedUp, "3"),
 			reason.TokenUsedUp, 1},
+		{"a credential that no header can carry", withKubeconfig(sharedToken),
+			func(token.Claims) (*credential.Credential, error) {
+				return &credential.Credential{ID: "JTI=1", Token: secret.New([]byte("a\nb")), Expiry: noon.Add(1)}, nil
+			}, nil, reason.UpstreamInvalid, 0},
 		{"two kubeconfigs", twice, nil, nil, reason.UpstreamInvalid, 0},
 		{"one that cannot be read", strings.Replace(withKubeconfig(sharedToken), "base64,", "base64,!", 1), nil,
 			nil, reason.UpstreamInvalid, 0},

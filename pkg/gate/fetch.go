@@ -41,9 +41,7 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for _, part := range a.parts {
-		if _, err := w.Write(part); err != nil {
-			return // the client disconnected
-		}
+		_, _ = w.Write(part) // an error means that the client disconnected
 	}
 }
 
@@ -59,7 +57,7 @@ var forwarded = []string{"Accept", "User-Agent"}
 //   - it is not larger than MaxConfig: UpstreamInvalid, as for all others below
 //   - its status is 200. A Machine Config Server answers 400 if it rejects the Accept
 //     header: Malformed
-//   - it has as many bytes as announced, at least one, and no content coding
+//   - it has as many bytes as announced, and no content coding
 //   - it is one whole Ignition config, of a version that the client supports
 func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	q := cacheKeyOf(r)
@@ -82,14 +80,11 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	// response.
 	ctx = context.WithValue(ctx, http.ServerContextKey, nil)
 	out := (&http.Request{
-		Method: http.MethodGet, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		URL: &url.URL{Path: prefix + r.pool}, Host: r.Host, RemoteAddr: r.RemoteAddr, Header: http.Header{},
-		Body: http.NoBody,
+		Method: http.MethodGet, URL: &url.URL{Path: prefix + r.pool}, Host: r.Host, RemoteAddr: r.RemoteAddr,
+		Header: http.Header{}, Body: http.NoBody,
 	}).WithContext(ctx)
 	for _, name := range forwarded {
-		if v := r.Header.Values(name); len(v) > 0 {
-			out.Header[name] = v
-		}
+		out.Header[name] = r.Header.Values(name)
 	}
 	rec := &recorder{header: http.Header{}, max: g.MaxConfig}
 	upstream.ServeHTTP(rec, out)
@@ -141,9 +136,8 @@ func (r *recorder) Write(p []byte) (int, error) {
 		return 0, errTooLarge
 	}
 	if r.body == nil {
-		if n, err := strconv.Atoi(r.header.Get("Content-Length")); err == nil && n > 0 && n <= r.max {
-			r.body = make([]byte, 0, n)
-		}
+		n, _ := strconv.Atoi(r.header.Get("Content-Length"))
+		r.body = make([]byte, 0, min(max(n, 0), r.max))
 	}
 	r.body = append(r.body, p...)
 	return len(p), nil
@@ -187,8 +181,6 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 		return reason.Deny(reason.UpstreamUnavailable, "status %d", r.status)
 	case r.status != http.StatusOK:
 		return invalid("status %d", r.status)
-	case len(r.body) == 0:
-		return invalid("status 200 and no body")
 	case r.header.Get("Content-Encoding") != "" && r.header.Get("Content-Encoding") != "identity":
 		return invalid("content coding %.32q", r.header.Get("Content-Encoding"))
 	}
@@ -234,7 +226,7 @@ func (d *digests) pass(config []byte) (*Rendered, error) {
 	sum := sha256.Sum256(config)
 	d.mu.Lock()
 	for i := range d.ring {
-		if d.ring[i].passed != nil && d.ring[i].sum == sum {
+		if d.ring[i].sum == sum {
 			d.mu.Unlock()
 			return d.ring[i].passed, nil
 		}

@@ -402,6 +402,71 @@ func TestF12_TheRequestLineIsTheMachineConfigServers(t *testing.T) {
 	}
 }
 
+// A line of the log stays short, whatever a client sends.
+func TestAccessLine_IsLimited(t *testing.T) {
+	for n, want := range map[int]int{255: 255, 256: 256, 257: 256} {
+		r := get("/config/worker", good)
+		r.Header.Set("User-Agent", strings.Repeat("u", n))
+		r.Header.Set("Accept", strings.Repeat("a", n))
+		line := accessLine("worker", "192.0.2.7:1", r)
+		if got := strings.Count(line, "uu") * 2; got != want&^1 || strings.Count(line, "u\"") != 1 ||
+			len(line) != len(accessLine("worker", "192.0.2.7:1", get("/", "")))-len("Ignition/2.20.0")-len(ignition34)+2*want {
+			t.Errorf("%d bytes: %s", n, line)
+		}
+	}
+}
+
+// The token of the header, as RFC 6750 and the alphabet of token68 in RFC 9110 define it.
+func TestBearer(t *testing.T) {
+	for header, want := range map[string]string{
+		"Bearer a": "a", "BEARER a": "a", "Bearer azAZ09-._~+/=": "azAZ09-._~+/=",
+		"Bearer " + strings.Repeat("a", 4096): strings.Repeat("a", 4096),
+		"Bearer " + strings.Repeat("a", 4097): "",
+		"Bearer":                              "", "Bearer ": "", "Bearer  a": "", "Bearera": "", "a": "", "": "",
+		"Basic a": "", "Bearer a b": "",
+		"Bearer @": "", "Bearer [": "", "Bearer `": "", "Bearer {": "", "Bearer :": "", "Bearer ,": "", "Bearer \x7f": "",
+		"Bearer \u00e9": "",
+	} {
+		got, err := bearer(http.Header{"Authorization": {header}})
+		if string(got) != want || (err == nil) != (want != "") || err != nil && reason.From(err).Code != reason.TokenInvalid {
+			t.Errorf("%.20q: %.20q, %v", header, got, err)
+		}
+	}
+}
+
+// What the fields of Config promise.
+func TestNew_Defaults(t *testing.T) {
+	g := New(Config{}).(*gate)
+	if g.UpstreamTimeout != 8*time.Second || g.AnswerTimeout != 9*time.Second || g.MaxConfig != 16<<20 ||
+		cap(g.slots) != 32 {
+		t.Errorf("%v %v %d %d", g.UpstreamTimeout, g.AnswerTimeout, g.MaxConfig, cap(g.slots))
+	}
+}
+
+// The policy's denial is the answer, and its pool is not requested.
+func TestPolicy_DeniesAPool(t *testing.T) {
+	f := newFixture()
+	f.Policy = func(string) (PoolPolicy, error) { return PoolPolicy{Mode: Off}, reason.Deny(reason.PoolUnknown, "") }
+	f.do(t, get("/config/worker", good))
+	if d := f.decisions[0]; d.Denial == nil || d.Denial.Code != reason.PoolUnknown || len(f.upstream) > 0 {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestDecision_HasTheDuration(t *testing.T) {
+	f := newFixture()
+	clock := noon
+	f.Now = func() time.Time { return clock }
+	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		clock = clock.Add(3 * time.Second)
+		serve(config34).ServeHTTP(w, r)
+	})
+	f.do(t, get("/config/worker", good))
+	if d := f.decisions[0]; d.Took != 3*time.Second {
+		t.Errorf("took %v", d.Took)
+	}
+}
+
 func TestF14_OutsideOfConfig(t *testing.T) {
 	for _, c := range []struct {
 		method, path string
@@ -418,7 +483,7 @@ func TestF14_OutsideOfConfig(t *testing.T) {
 		r := get("http://gate"+c.path, good)
 		r.Method = c.method
 		if res := f.do(t, r); res.StatusCode != c.status || res.Header.Get("Content-Length") != "0" || body(t, res) != "" ||
-			len(f.upstream) != 0 {
+			len(f.upstream) != 0 || (res.Header.Get("Allow") == "GET, HEAD") != (c.status == 405) {
 			t.Errorf("%s %s: %d %v", c.method, c.path, res.StatusCode, res.Header)
 		}
 	}
@@ -491,5 +556,14 @@ func TestConfig_CountsNoUseForADisconnectedClient(t *testing.T) {
 	f.do(t, get("/config/worker", good).WithContext(ctx))
 	if f.redeem.redeems != 0 {
 		t.Error("a use was taken")
+	}
+	// The upstream did not time out. Without a use to count, its response is as good as any other.
+	var other context.Context
+	other, cancel = context.WithCancel(context.Background())
+	f.policy.Mode = Off
+	f.do(t, get("/config/worker", "").WithContext(other))
+	cancel()
+	if d := f.decisions[1]; d.Denial != nil {
+		t.Errorf("%v", d.Denial)
 	}
 }

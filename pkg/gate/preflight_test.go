@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
 // preflight is a gate whose upstream counts its renders.
@@ -68,7 +71,8 @@ func TestCache_RequestsTheUpstreamOncePerBoot(t *testing.T) {
 func TestCache_SharesAPreflight(t *testing.T) {
 	p := newPreflight(t)
 	p.fixture.policy.Mode = Off // the fixture's records are for one request at a time
-	p.ask(head("/config/worker", ""))
+	p.Concurrent = 1            // the others wait for the first one's response
+	p.gate = New(p.Config)
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
@@ -96,8 +100,8 @@ func TestCache_ServesOnlyTheSameRequest(t *testing.T) {
 		status int
 		renews int32
 	}{
-		{"the same request", cacheFor - time.Second, get("/config/worker", good), 200, 0},
-		{"the same request, too late", cacheFor + time.Second, get("/config/worker", good), 200, 1},
+		{"the same request", 30 * time.Second, get("/config/worker", good), 200, 0},
+		{"the same request, too late", 30*time.Second + 1, get("/config/worker", good), 200, 1},
 		{"the same request when the clock went back", -time.Second, get("/config/worker", good), 200, 1},
 		{"another spec version", 0,
 			other(func(r *http.Request) { r.Header.Set("Accept", strings.Replace(ignition34, "3.4", "3.5", 1)) }), 200, 1},
@@ -135,6 +139,102 @@ func TestCache_CachesNoResponseToGET(t *testing.T) {
 	}
 }
 
+// The pre-approved config and the full one of a pool are not each other's preflight (rule 6 of
+// docs/security-rules.md).
+func TestCache_SeparatesThePreApprovedConfig(t *testing.T) {
+	for _, first := range []string{good, ""} {
+		p := newPreflight(t)
+		p.fixture.policy.PreApproved = true
+		p.PreApproved = serve(`{"ignition":{"version":"3.4.0"}}`)
+		p.gate = New(p.Config)
+		for _, r := range []*http.Request{head("/config/worker", first), get("/config/worker", ""),
+			head("/config/worker", first), get("/config/worker", good)} {
+			status, body := p.ask(r)
+			full := r.Header.Get("Authorization") != ""
+			if status != 200 || r.Method == http.MethodGet && strings.Contains(body, "storage") != full {
+				t.Errorf("after HEAD with %q, %s with %q: %d %s", first, r.Method, r.Header.Get("Authorization"), status, body)
+			}
+		}
+	}
+}
+
+// A Source has its configs in memory, so that its response to HEAD is not cached.
+func TestCache_DoesNotCacheASource(t *testing.T) {
+	configs := []string{config34, strings.Replace(config34, "secret", "other", 1)}
+	f := newFixture()
+	i := 0
+	f.Upstream = Source{Config: func(string, specversion.Accept) (*Rendered, error) {
+		i++
+		return NewRendered([]byte(configs[i-1]))
+	}}
+	g := New(f.Config)
+	for _, r := range []*http.Request{head("/config/worker", good), get("/config/worker", good)} {
+		rec := httptest.NewRecorder()
+		if g.ServeHTTP(rec, r); r.Method == http.MethodGet && rec.Body.String() != configs[1] {
+			t.Errorf("%d %s", rec.Code, rec.Body)
+		}
+	}
+}
+
+// A cached response needs no slot, however many responses of the upstream are being read.
+func TestCache_NeedsNoSlot(t *testing.T) {
+	f := newFixture()
+	f.policy.Mode, f.Concurrent = Off, 1
+	f.Observe, f.Requested = nil, nil
+	entered, leave := make(chan struct{}), make(chan struct{})
+	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/slow") {
+			close(entered)
+			<-leave
+		}
+		serve(config34).ServeHTTP(w, r)
+	})
+	g := New(f.Config)
+	g.ServeHTTP(httptest.NewRecorder(), head("/config/worker", ""))
+	var slow sync.WaitGroup
+	slow.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/slow", "")) })
+	<-entered
+	rec := httptest.NewRecorder()
+	if g.ServeHTTP(rec, get("/config/worker", "")); rec.Code != http.StatusOK {
+		t.Errorf("status %d", rec.Code)
+	}
+	close(leave)
+	slow.Wait()
+}
+
+// Parsing a config takes long, so that the last 32 are known by their digests.
+func TestDigests(t *testing.T) {
+	var known digests
+	pass := func(i int) *Rendered {
+		t.Helper()
+		c, err := known.pass([]byte(strings.Replace(config34, "secret", fmt.Sprint(i), 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first, second := pass(0), pass(1)
+	for i := range 32 {
+		pass(i)
+	}
+	if pass(0) != first || pass(1) != second {
+		t.Error("a config was parsed twice")
+	}
+	pass(32)
+	if pass(1) != second || pass(0) == first {
+		t.Error("the oldest config is not the one that was replaced")
+	}
+	other, err := known.pass([]byte(strings.Replace(config34, "3.4.0", "3.5.0", 1)))
+	if err != nil || other.version == first.version {
+		t.Errorf("another version: %v, %v", other, err)
+	}
+	for range 2 {
+		if c, err := known.pass([]byte("garbage")); c != nil || err == nil {
+			t.Errorf("garbage: %v, %v", c, err)
+		}
+	}
+}
+
 // A denial is not cached: the machine tries again until the upstream recovers.
 func TestCache_DoesNotCacheDenials(t *testing.T) {
 	p := newPreflight(t)
@@ -166,19 +266,23 @@ func TestCache_IsLimited(t *testing.T) {
 		p.ask(head(fmt.Sprintf("/config/pool-%d", i), ""))
 	}
 	cached := &p.gate.(*gate).cache
-	if n := len(cached.answers); n > maxCached {
+	if n := len(cached.answers); n != 16 {
 		t.Errorf("%d responses are cached", n)
 	}
-	big := &answer{parts: [][]byte{make([]byte, maxCachedBytes)}}
-	for i := range 3 {
-		cached.put(cacheKey{byte(i)}, noon, big)
+	if all := cached.answers[:cap(cached.answers)]; slices.ContainsFunc(all[16:],
+		func(a cachedAnswer) bool { return a.answer.parts != nil }) {
+		t.Error("a dropped response still needs memory")
 	}
-	if len(cached.answers) != 1 || cached.bytes > maxCachedBytes {
+	const limit = 32 << 20
+	for i := range 3 {
+		cached.put(cacheKey{byte(i)}, noon, &answer{parts: [][]byte{make([]byte, limit)}})
+	}
+	if len(cached.answers) != 1 || cached.bytes != limit {
 		t.Errorf("%d answers of %d bytes", len(cached.answers), cached.bytes)
 	}
-	if cached.put(cacheKey{9}, noon, &answer{parts: [][]byte{make([]byte, maxCachedBytes+1)}}); cached.get(cacheKey{9},
-		noon) != nil {
-		t.Error("a response over the limit is cached")
+	cached.put(cacheKey{9}, noon, &answer{parts: [][]byte{make([]byte, limit), {0}}})
+	if cached.get(cacheKey{9}, noon) != nil || cached.get(cacheKey{2}, noon) == nil {
+		t.Error("a response over the limit is cached, or it replaces another one")
 	}
 }
 

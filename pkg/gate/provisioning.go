@@ -78,9 +78,9 @@ func (c presentedTokens) candidate() ([]byte, error) {
 	return c.value, c.valueErr
 }
 
-// conflict reports whether header and URL have different tokens.
+// conflict reports whether header and URL have different tokens, of which one may be invalid.
 func (c presentedTokens) conflict() bool {
-	return c.header && c.parameter && (c.err != nil || c.valueErr != nil || !bytes.Equal(c.bearer, c.value))
+	return c.header && c.parameter && !bytes.Equal(c.bearer, c.value)
 }
 
 // parameterName is the provisioning token's parameter in a URL.
@@ -91,31 +91,25 @@ const parameterName = "token"
 func parameter(u *url.URL) (value []byte, ok bool, err error) {
 	for pair := range strings.SplitSeq(u.RawQuery, "&") {
 		name, raw, _ := strings.Cut(pair, "=")
-		if plain, err := url.PathUnescape(name); err != nil || plain != parameterName {
+		if plain, _ := url.PathUnescape(name); plain != parameterName { // plain is "" after an error
 			continue
 		}
 		if ok {
 			return nil, true, reason.Deny(reason.TokenInvalid, "the URL has two parameters %q", parameterName)
 		}
-		text, unescapeErr := url.PathUnescape(raw)
-		if unescapeErr != nil || text == "" || len(text) > maxBearer || strings.ContainsFunc(text, notToken68) {
-			ok, err = true, reason.Deny(reason.TokenInvalid, "the URL parameter %q is not a valid token", parameterName)
-			continue
+		ok = true
+		text, _ := url.PathUnescape(raw)
+		if text == "" || len(text) > maxBearer || strings.ContainsFunc(text, notToken68) {
+			return nil, true, reason.Deny(reason.TokenInvalid, "the URL parameter %q is not a valid token", parameterName)
 		}
-		value, ok = []byte(text), true
-	}
-	if err != nil {
-		return nil, true, err
+		value = []byte(text)
 	}
 	return value, ok, nil
 }
 
 // provisioned reports whether the request has a valid provisioning token.
 func (g *gate) provisioned(r *request) bool {
-	presented, err := r.presented.candidate()
-	if err != nil || r.presented.conflict() {
-		return false
-	}
+	presented, _ := r.presented.candidate()
 	tokens, _ := g.Provisioning.at(g.Now())
 	return tokens.Check(g.Now(), presented).Valid()
 }

@@ -168,7 +168,10 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 		{"twice the same", "token=" + previous + "&token=" + previous, "", 401, "TokenInvalid"},
 		{"twice, one escaped", "token=" + previous + "&%74oken=" + wrong, "", 401, "TokenInvalid"},
 		{"a broken one and a right one", "token=%zz&token=" + previous, "", 401, "TokenInvalid"},
-		{"too long", "token=" + strings.Repeat("a", maxBearer+1), "", 401, "TokenInvalid"},
+		{"as long as a token may be", "token=" + strings.Repeat("a", 4096), "", 401, "ProvisioningTokenInvalid"},
+		{"too long", "token=" + strings.Repeat("a", 4097), "", 401, "TokenInvalid"},
+		{"a broken name", "%zz=a&token=" + previous, "", 200, ""},
+		{"both broken", "token=%zz", "a b", 401, "TokenInvalid"},
 		{"an attestation's, which belongs in no URL", "token=" + attested, "", 401, "ProvisioningTokenInvalid"},
 
 		{"both, equal", "token=" + url.QueryEscape(current), current, 200, ""},
@@ -318,6 +321,10 @@ func TestAttack_T51_WrongGuessesDoNotLockOutTheRightToken(t *testing.T) {
 	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
 		t.Errorf("an attestation token that is used too often: %d %s", res.StatusCode, f.codeOf(t))
 	}
+	f.AdmitToken = func(*http.Request, token.Claims) error { return nil }
+	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 200 {
+		t.Errorf("an attestation token within its own limit: %d %s", res.StatusCode, f.codeOf(t))
+	}
 	if guesses != 0 || admitted != 1 {
 		t.Errorf("%d guesses looked at, %d admitted", guesses, admitted)
 	}
@@ -326,13 +333,39 @@ func TestAttack_T51_WrongGuessesDoNotLockOutTheRightToken(t *testing.T) {
 	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
 		t.Errorf("%d %s", res.StatusCode, f.codeOf(t))
 	}
+	f.Provisioning.Admit = nil // no limit
+	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 200 {
+		t.Errorf("%d %s", res.StatusCode, f.codeOf(t))
+	}
+	// Within the limit of the source, the limits of the tokens do not count the request.
+	f.Admit = nil
+	f.Provisioning.Admit = func(*http.Request) error { t.Error("a provisioning token was counted"); return nil }
+	f.AdmitToken = func(*http.Request, token.Claims) error { t.Error("a token was counted"); return nil }
+	for _, presented := range []string{current, attested} {
+		f.do(t, get("/config/worker", presented))
+	}
+	f.Admit = func(*http.Request) error { return tooMany }
 	// In a pool that does not accept it, the token does not bypass the limit.
 	f.policy.ProvisioningToken, f.policy.OnlyProvisioningToken, f.Provisioning.Admit = false, false, nil
 	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 503 {
 		t.Errorf("%d", res.StatusCode)
 	}
 
-	// With too many wrong tokens callers are told to try later, but not with the right one.
+	// With too many wrong tokens callers are told to try later, but not with the right one. Only what
+	// has the form of an attestation's token is no guess.
+	f = newProvisioned(t)
+	wrongs := 0
+	f.Provisioning.Wrong = func(*http.Request) error { wrongs++; return nil }
+	for _, presented := range []string{wrong, "a.b.c", "eyJhbGciOiJFUzI1NiJ9", "eyJ.a.b.c", "eyJ.a.b"} {
+		f.do(t, get("/config/worker", presented))
+	}
+	if wrongs != 4 {
+		t.Errorf("%d wrong tokens", wrongs)
+	}
+	f.Provisioning.View = func() provisioning.View { return provisioning.View{} }
+	if f.do(t, get("/config/worker", wrong)); wrongs != 4 {
+		t.Error("a guess, although there is no token to compare it with")
+	}
 	f = newProvisioned(t)
 	f.Provisioning.Wrong = func(*http.Request) error { return tooMany }
 	if res := f.do(t, get("/config/worker", wrong)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
@@ -365,6 +398,9 @@ func TestProvisioningToken_ConfirmedBeforeAFinalDenial(t *testing.T) {
 		if res := f.do(t, get("/config/worker", wrong)); res.StatusCode != c.status || f.codeOf(t) != c.reason || asked != 1 {
 			t.Errorf("%s: %d %s, asked %d times", c.name, res.StatusCode, f.codeOf(t), asked)
 		}
+		if d := f.last(t); d.Provisioning.Valid() != (c.status == 200) {
+			t.Errorf("%s: the audit log has the match %v", c.name, d.Provisioning)
+		}
 		// Neither the right token, nor none, nor too many wrong ones cause a live read.
 		f.do(t, get("/config/worker", current))
 		f.do(t, get("/config/worker", ""))
@@ -372,6 +408,42 @@ func TestProvisioningToken_ConfirmedBeforeAFinalDenial(t *testing.T) {
 		f.do(t, get("/config/worker", wrong))
 		if asked != 1 {
 			t.Errorf("%s: asked %d times", c.name, asked)
+		}
+	}
+}
+
+// The audit log tells administrators which token it was, and why there is none to compare with.
+func TestProvisioningDenials_NameTheCause(t *testing.T) {
+	broken, _ := provisioning.View{}.Read(noon, map[string][]byte{provisioning.KeyToken: []byte("short")}, time.Hour)
+	for want, c := range map[string]struct {
+		presented string
+		view      provisioning.View
+		confirm   error
+	}{
+		"the header has the provisioning token, but the URL has another one": {presented: current, view: shared(t)},
+		"the previous provisioning token, whose grace period ended at 2026-11-01T13:00:00Z": {presented: previous,
+			view: shared(t)},
+		"neither the current provisioning token nor the previous one":              {presented: wrong, view: shared(t)},
+		"there is no provisioning token":                                           {view: provisioning.View{}.Gone(noon)},
+		"the provisioning token cannot be read: token: the token has 5 characters": {view: broken},
+		"the provisioning token has not been read yet":                             {},
+		"read the provisioning token again: the API server is unavailable": {presented: wrong, view: shared(t),
+			confirm: errors.New("the API server is unavailable")},
+	} {
+		f := newProvisioned(t)
+		f.Now = func() time.Time { return graceEnds }
+		f.policy.URLParameter = true
+		f.Provisioning.View = func() provisioning.View { return c.view }
+		if c.confirm != nil {
+			f.Provisioning.Confirm = func(context.Context) (provisioning.View, error) { return c.view, c.confirm }
+		}
+		path := "/config/worker"
+		if c.presented == current {
+			path += "?token=" + wrong
+		}
+		f.do(t, get(path, c.presented))
+		if d := f.last(t).Denial; d == nil || !strings.Contains(d.Error(), want) {
+			t.Errorf("%v, expected %q", d, want)
 		}
 	}
 }

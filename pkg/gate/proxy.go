@@ -36,7 +36,6 @@ func Proxy(base *url.URL, transport http.RoundTripper) http.Handler {
 		Transport: transport,
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(base)
-			r.Out.Host = base.Host
 			r.Out.Header.Set("Via", Via)
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {

@@ -39,8 +39,8 @@ func bearer(h http.Header) ([]byte, error) {
 	if len(values) == 0 {
 		return nil, reason.Deny(reason.TokenMissing, "no Authorization header")
 	}
-	scheme, raw, ok := strings.Cut(values[0], " ")
-	if len(values) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") || raw == "" || len(raw) > maxBearer ||
+	scheme, raw, _ := strings.Cut(values[0], " ")
+	if len(values) > 1 || !strings.EqualFold(scheme, "Bearer") || raw == "" || len(raw) > maxBearer ||
 		strings.ContainsFunc(raw, notToken68) {
 		return nil, reason.Deny(reason.TokenInvalid,
 			"%d Authorization headers; exactly one of the form \"Bearer token\" is required",
@@ -63,8 +63,5 @@ func accessLine(pool, source string, r *http.Request) string {
 }
 
 func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n]
-	}
-	return s
+	return s[:min(len(s), n)]
 }

@@ -3,18 +3,22 @@
 package gate
 
 import (
+	"cmp"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
 // remote serves an upstream over a real connection.
@@ -138,6 +142,10 @@ func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 			header(w, "Content-Encoding", "gzip")
 			_, _ = io.WriteString(w, config34)
 		}, reason.UpstreamInvalid},
+		{"a length that no machine has memory for", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "Content-Length", "4611686018427387904")
+			_, _ = io.WriteString(w, config34)
+		}, reason.UpstreamInvalid},
 		{"a config over MaxConfig", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, config34+strings.Repeat(" ", 4096))
 		}, reason.UpstreamInvalid},
@@ -248,6 +256,141 @@ func TestUpstream400_IsMalformed(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An upstream within the process, which may ignore the errors of Write.
+func TestAttack_T47_AnUpstreamOfTheProcess(t *testing.T) {
+	write := func(parts ...string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			for _, part := range parts {
+				_, _ = io.WriteString(w, part)
+			}
+		}
+	}
+	length := func(n string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", n)
+			write(config34[:40], config34[40:])(w, r)
+		}
+	}
+	for name, c := range map[string]struct {
+		upstream http.HandlerFunc
+		code     reason.Code
+	}{
+		"a config in two parts":                   {write(config34[:40], config34[40:]), 0},
+		"of the stated length":                    {length(strconv.Itoa(len(config34))), 0},
+		"a whole config, and more than MaxConfig": {write(config34, strings.Repeat(" ", 4096)), reason.UpstreamInvalid},
+		"a negative length":                       {length("-1"), reason.UpstreamInvalid},
+		"a length over every limit":               {length("9223372036854775807"), reason.UpstreamInvalid},
+		"a length that is no number":              {length("99999999999999999999"), reason.UpstreamInvalid},
+		"nothing":                                 {write(), reason.UpstreamUnavailable},
+		"an empty body":                           {write(""), reason.UpstreamInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture()
+			f.MaxConfig, f.Upstream = 4096, c.upstream
+			res := f.do(t, get("/config/worker", good))
+			d := f.decisions[0].Denial
+			if c.code == 0 && (d != nil || body(t, res) != config34) || c.code != 0 && (d == nil || d.Code != c.code) {
+				t.Errorf("status %d, %v", res.StatusCode, d)
+			}
+			if got := res.Header.Get("Content-Type"); c.code == 0 && got != "application/json" {
+				t.Errorf("content type %q", got)
+			}
+		})
+	}
+}
+
+// The audit log has the cause of a failure.
+func TestUpstreamDenials_NameTheCause(t *testing.T) {
+	base, err := url.Parse("http://mcs.example.com:22623")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts := []string{}
+	broken := Proxy(base, transport(func(r *http.Request) (*http.Response, error) {
+		hosts = append(hosts, cmp.Or(r.Host, r.URL.Host))
+		return nil, errors.New("no route to host")
+	}))
+	source := Source{Config: func(string, specversion.Accept) (*Rendered, error) {
+		return nil, reason.Deny(reason.ConfigUnavailable, "no config of this pool")
+	}}
+	for want, upstream := range map[string]http.Handler{
+		"no route to host": broken, "no config of this pool": source,
+		"leads back to a gate": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(508) }),
+		"more than 40 bytes":   serve(config34), "status 502": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(502)
+		}),
+	} {
+		f := newFixture()
+		f.Upstream, f.MaxConfig = upstream, 40
+		f.do(t, get("/config/worker", good))
+		if d := f.decisions[0].Denial; d == nil || !strings.Contains(d.Error(), want) {
+			t.Errorf("%v, expected %q", d, want)
+		}
+	}
+	// Without a gate in front, too, it answers as a proxy does.
+	rec := httptest.NewRecorder()
+	if broken.ServeHTTP(rec, get("/config/worker", "")); rec.Code != http.StatusBadGateway {
+		t.Errorf("status %d", rec.Code)
+	}
+	if !slices.Equal(hosts, []string{base.Host, base.Host}) {
+		t.Errorf("hosts %q", hosts)
+	}
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// MaxConfig also limits what is in memory already, as administrators expect.
+func TestMaxConfig_AppliesToASource(t *testing.T) {
+	rendered, err := NewRendered([]byte(config34))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for most, want := range map[int]int{len(config34): 200, len(config34) - 1: 503} {
+		f := newFixture()
+		f.MaxConfig = most
+		f.Upstream = always(rendered)
+		if res := ask(f.Config, get("/config/worker", good)); res.StatusCode != want || want == 503 &&
+			!strings.Contains(f.decisions[0].Denial.Error(), "UpstreamInvalid: the response has more than") {
+			t.Errorf("at most %d bytes: %d, %v", most, res.StatusCode, f.decisions[0].Denial)
+		}
+	}
+	// Without a gate it has the headers of the Machine Config Server.
+	rec := httptest.NewRecorder()
+	always(rendered).ServeHTTP(rec, get("/config/worker", ""))
+	if h := rec.Header(); h.Get("Content-Type") != "application/json" ||
+		h.Get("Content-Length") != strconv.Itoa(len(config34)) {
+		t.Errorf("%v", h)
+	}
+}
+
+// Inside a server, a reverse proxy answers a response that breaks off with a panic. The gate answers 503.
+func TestAttack_T47_AResponseThatBreaksOffInsideAServer(t *testing.T) {
+	f := newFixture()
+	f.Upstream = remote(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(config34)))
+		_, _ = io.WriteString(w, config34[:40])
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}), false)
+	s := httptest.NewTLSServer(New(f.Config))
+	t.Cleanup(s.Close)
+	r, err := http.NewRequest(http.MethodGet, s.URL+"/config/worker", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer good")
+	res, err := s.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("status %d", res.StatusCode)
 	}
 }
 
