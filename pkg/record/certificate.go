@@ -74,9 +74,7 @@ func AddCredential(rec *v1alpha1.MachineAttestation, tokenID string, own credent
 		}
 	}
 	s.Credentials = slices.DeleteFunc(s.Credentials, another)
-	if n := len(s.Credentials) - (v1alpha1.MaxCredentials - 1); n > 0 {
-		s.Credentials = slices.Delete(s.Credentials, 0, n)
-	}
+	s.Credentials = slices.Delete(s.Credentials, 0, max(0, len(s.Credentials)-(v1alpha1.MaxCredentials-1)))
 	s.Credentials = append(s.Credentials, v1alpha1.CredentialStatus{
 		ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret,
 		SecretUID: own.SecretUID,
@@ -152,8 +150,7 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 	}
 	text := truncate(d.Error())
 	for _, c := range rec.Status.Conditions {
-		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue &&
-			c.Reason == d.Code.String() && c.Message == text {
+		if c.Type == v1alpha1.ConditionCertificateRefused && c.Reason == d.Code.String() && c.Message == text {
 			return nil
 		}
 	}
@@ -165,7 +162,7 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 
 func clearRefusal(s *v1alpha1.MachineAttestationStatus, now time.Time) {
 	for _, c := range s.Conditions {
-		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue {
+		if c.Type == v1alpha1.ConditionCertificateRefused {
 			condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved",
 				"a later request was approved")
 		}

@@ -62,15 +62,19 @@ func TestRedeem_RequiresTheCredentialOnTheRecord(t *testing.T) {
 	if _, ok := record.Credential(nil, "JTI=0", start); ok {
 		t.Error("there is one without a record")
 	}
+	r.Status.Credentials[0].ID = ""
+	if _, ok := record.Credential(r, "", start); ok {
+		t.Error("a request without a credential has one without an ID")
+	}
 }
 
 func TestAddCredential_RemovesExpiredAndOldest(t *testing.T) {
 	r := fetched(t)
 	for n := 1; n < 3*v1alpha1.MaxCredentials; n++ {
 		r = added(t, r, own(n), start)
-	}
-	if n := len(r.Status.Credentials); n != v1alpha1.MaxCredentials {
-		t.Errorf("%d credentials", n)
+		if got := len(r.Status.Credentials); got != min(n+1, v1alpha1.MaxCredentials) {
+			t.Errorf("%d credentials after %d", got, n+1)
+		}
 	}
 	if _, ok := record.Credential(r, fmt.Sprintf("JTI=%d", 3*v1alpha1.MaxCredentials-1), start); !ok {
 		t.Error("the newest is missing")
@@ -93,6 +97,11 @@ func TestAddCredential_PrefersTheNewerSecret(t *testing.T) {
 	next.SecretUID, next.Issued = "u2", start.Add(time.Second)
 	if r = added(t, r, next, start); len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
 		t.Errorf("%+v", r.Status.Credentials)
+	}
+	another := own(2)
+	another.Secret, another.SecretUID = "mco/mcs-attest-bootstrap-2", "u0"
+	if r = added(t, r, another, start); len(r.Status.Credentials) != 2 {
+		t.Errorf("with another Secret: %+v", r.Status.Credentials)
 	}
 }
 
@@ -144,8 +153,13 @@ func TestApprove_RecordsTheFirstCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := r.Status; s.Phase != v1alpha1.PhaseJoined || s.Token != nil || s.Certificate == nil ||
-		s.Certificate.Node != "worker-0" {
+		s.Certificate.Node != "worker-0" || !s.Certificate.Approved.Time.Equal(start.Add(time.Minute)) ||
+		last(r) != [3]string{"Joined", "", "as node worker-0, by its certificate"} {
 		t.Errorf("%+v", s)
+	}
+	// Without an earlier refusal there is no condition.
+	if hasCondition(r.Status, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse) {
+		t.Errorf("conditions %+v", r.Status.Conditions)
 	}
 	// The approval may have failed: the same request again changes nothing.
 	if again, err := record.Approve(r, certificate(), start.Add(2*time.Minute)); err != nil || again != nil {
@@ -233,8 +247,24 @@ func TestApprove_RequiresTheAttestedKey(t *testing.T) {
 func TestRefused_SetsAConditionUntilAnApproval(t *testing.T) {
 	d := reason.From(reason.Deny(reason.CSROtherMachine, "asks for worker-1"))
 	r := record.Refused(fetched(t), d, start)
-	if r == nil || !refusedAs(r, "CSROtherMachine", "True") {
+	if r == nil || !refusedAs(r, "CSROtherMachine", "True") ||
+		last(r) != [3]string{"CertificateRefused", "CSROtherMachine", "CSROtherMachine: asks for worker-1"} {
 		t.Fatalf("%+v", r)
+	}
+	for name, other := range map[string]*reason.Denial{
+		"the same for another name":     reason.From(reason.Deny(reason.CSROtherMachine, "asks for worker-2")),
+		"another reason, the same text": {Code: reason.CSRContent, Detail: d.Detail},
+	} {
+		if record.Refused(r, other, start) == nil {
+			t.Errorf("%s is not reported", name)
+		}
+	}
+	elsewhere := r.DeepCopy()
+	for i := range elsewhere.Status.Conditions {
+		elsewhere.Status.Conditions[i].Type = v1alpha1.ConditionConflict
+	}
+	if record.Refused(elsewhere, d, start) == nil {
+		t.Error("another condition with this text hides the refusal")
 	}
 	if record.Refused(r, d, start.Add(time.Second)) != nil {
 		t.Error("the same refusal is reported again")
@@ -268,6 +298,11 @@ func TestQuarantine_RevokesCredentialsPermanently(t *testing.T) {
 	}
 	_, err := record.Approve(r, certificate(), start)
 	wantCode(t, err, reason.Quarantined)
+	r.Status.Quarantined, r.Spec.Quarantined = false, true // the administrator's wish, before it is recorded
+	if _, ok := record.Credential(r, "JTI=0", start); !ok {
+		t.Error("a new quarantine forgets whose the credential was")
+	}
+	r.Status.Quarantined, r.Spec.Quarantined = true, false
 	lifted := r.DeepCopy()
 	lifted.Status.Quarantined = false // in any way
 	if _, ok := record.Credential(lifted, "JTI=0", start); ok {

@@ -97,8 +97,7 @@ func Certified(rec *v1alpha1.MachineAttestation, tokenID string, now time.Time) 
 		return ""
 	}
 	s := rec.Status
-	if s.Certificate == nil || len(s.Certificate.Issued) == 0 || s.CSRKeySHA256 == "" ||
-		s.Certificate.PublicKeySHA256 != s.CSRKeySHA256 {
+	if s.Certificate == nil || len(s.Certificate.Issued) == 0 || s.Certificate.PublicKeySHA256 != s.CSRKeySHA256 {
 		return ""
 	}
 	return s.CSRKeySHA256

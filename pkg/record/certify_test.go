@@ -71,14 +71,30 @@ func TestCertify_IsNotAJoin(t *testing.T) {
 	if record.Issued(r, "mcs-attest-u1-k1", []byte("another chain")) != nil {
 		t.Error("the chain was replaced")
 	}
+	approved := r.DeepCopy()
+	approved.Status.Certificate.Issued = nil
 	if record.Issued(requested(t), "mcs-attest-u1-k1", []byte("chain")) != nil ||
-		record.Issued(r, "another", []byte("chain")) != nil {
+		record.Issued(approved, "another", []byte("chain")) != nil {
 		t.Error("a chain without its approval was recorded")
 	}
 	// The machine fetches its config without a credential.
 	if r, err := record.Redeem(r, claims(), &credential.Credential{Key: "k1"}, start); err != nil ||
 		r.Status.Phase != v1alpha1.PhaseFetched {
 		t.Errorf("%v", err)
+	}
+}
+
+// An administrator reads on the record that a request was refused before, or that other keys are approved.
+func TestCertify_RecordsWhatWasBefore(t *testing.T) {
+	refused := record.Refused(requested(t), reason.From(reason.Deny(reason.CSRNodeExists, "worker-0")), start)
+	r, err := record.Certify(refused, attestedCertificate(), start)
+	if err != nil || !refusedAs(r, "Approved", "False") {
+		t.Errorf("%v: %+v", err, r)
+	}
+	r = record.Superseded(issued(t), []string{"csr-1", "csr-2"}, start)
+	if got := last(r); got != [3]string{"CertificateReplaced", "",
+		"the certificate of another key, from csr-1, csr-2, stays valid"} {
+		t.Errorf("%q", got)
 	}
 }
 
@@ -137,6 +153,14 @@ func TestAttack_T73_ACertificateIsForTheAttestedKey(t *testing.T) {
 
 func TestAttack_T73_ASecondRequest(t *testing.T) {
 	_, err := record.RequestCertificate(requested(t), claims().ID, []byte("another, signed with k1"), "k1", start)
+	wantCode(t, err, reason.CSRKeyChanged)
+	former := requested(t)
+	former.Status.CertificateRequest.Token = "token0"
+	_, err = record.RequestCertificate(former, claims().ID, pkcs10, "k1", start)
+	wantCode(t, err, reason.CSRKeyChanged)
+	former = issued(t)
+	former.Status.Certificate.PublicKeySHA256 = "k0"
+	_, err = record.Certify(former, attestedCertificate(), start)
 	wantCode(t, err, reason.CSRKeyChanged)
 	other := attestedCertificate()
 	other.Node = "worker-1"

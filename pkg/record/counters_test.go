@@ -23,7 +23,6 @@ func counted(reset, restart, clock int64) *v1alpha1.TPMCounters {
 func counting(t *testing.T, first, second *v1alpha1.TPMCounters,
 	change ...func(*record.Attestation, *rec)) (*rec, error) {
 	t.Helper()
-	t.Helper()
 	a := honest(t)
 	a.TPM = first
 	r, err := record.Attest(nil, a, start)
@@ -45,6 +44,7 @@ func TestAttest_TheTPMsCountersNeverDecrease(t *testing.T) {
 		words string
 	}{
 		{"later in the same boot", counted(7, 2, 60_000), 0, ""},
+		{"at the same moment", counted(7, 2, 50_000), 0, ""},
 		{"after a reboot", counted(8, 0, 61_000), 0, "by enrolled; 1 reset(s) of the TPM since"},
 		{"after two reboots", counted(9, 0, 61_000), 0, "by enrolled; 2 reset(s) of the TPM since"},
 		{"after a restart", counted(7, 3, 61_000), 0, "by enrolled; 1 restart(s) of the TPM since"},
@@ -71,7 +71,8 @@ func TestAttest_TheTPMsCountersNeverDecrease(t *testing.T) {
 			if *r.Status.TPM != *c.next {
 				t.Errorf("recorded %+v", r.Status.TPM)
 			}
-			if last := r.Status.History[len(r.Status.History)-1].Message; !strings.Contains(last, c.words) {
+			if last := r.Status.History[len(r.Status.History)-1].Message; !strings.Contains(last, c.words) ||
+				c.words == "" && strings.Contains(last, "restart") {
 				t.Errorf("history has %q", last)
 			}
 		})
@@ -96,19 +97,24 @@ func TestAttest_AGrantAdmitsATPMThatWasCleared(t *testing.T) {
 	granted := func(t *testing.T) *machine.Machine {
 		return enrolled(t, "  reattest: {until: \""+until.Format(time.RFC3339)+"\"}\n")
 	}
-	for name, phase := range map[string]v1alpha1.Phase{
-		"joined": v1alpha1.PhaseJoined, "not joined": v1alpha1.PhaseFetched,
+	for name, c := range map[string]struct {
+		phase v1alpha1.Phase
+		node  string // of the Machine
+	}{
+		"joined": {v1alpha1.PhaseJoined, ""}, "not joined": {v1alpha1.PhaseFetched, ""},
+		"joined, but not on the record": {v1alpha1.PhaseFetched, "node1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := counting(t, counted(7, 0, 50), counted(1, 0, 5), func(a *record.Attestation, r *rec) {
-				a.Machine, r.Status.Phase = granted(t), phase
+				a.Machine, r.Status.Phase = granted(t), c.phase
+				a.Machine.NodeRef = c.node
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			h := r.Status.History
 			if *r.Status.TPM != *counted(1, 0, 5) || r.Status.GrantAttestations != 1 || h[len(h)-1].Event != "Warning" ||
-				!strings.Contains(h[len(h)-1].Message, "7 resets to 1") {
+				!strings.Contains(h[len(h)-1].Message, "7 resets to 1") || h[len(h)-2].Message != "by enrolled" {
 				t.Errorf("got %+v", r.Status)
 			}
 			// The grant is used once for an attestation, not a second time for its counters.

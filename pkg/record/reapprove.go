@@ -15,7 +15,7 @@ import (
 // has another certificate, or one for another node, Approve decides.
 func Reapprove(rec *v1alpha1.MachineAttestation, replaced string, c v1alpha1.CertificateStatus,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
-	if rec == nil || replaced == "" || replaced == c.PublicKeySHA256 {
+	if rec == nil || replaced == c.PublicKeySHA256 {
 		return Approve(rec, c, now)
 	}
 	if was := rec.Status.Certificate; was == nil || was.PublicKeySHA256 != replaced || was.Node != c.Node {

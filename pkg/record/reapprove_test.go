@@ -16,6 +16,9 @@ func TestReapprove_ReplacesAnUnissuedCertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if again, err := record.Reapprove(r, "k1", certificate(), start.Add(time.Minute)); err != nil || again != nil {
+		t.Errorf("the same key: %v, %v", again, err)
+	}
 	next := certificate()
 	next.PublicKeySHA256, next.Request = "k2", "csr-2"
 	r, err = record.Reapprove(r, "k1", next, start.Add(time.Minute))
@@ -67,6 +70,6 @@ func TestAttack_T54_OnlyTheExpectedKeyIsReplaced(t *testing.T) {
 			wantCode(t, err, c.want)
 		})
 	}
-	_, err := record.Reapprove(nil, "k1", certificate(), start)
+	_, err := record.Reapprove(nil, "k0", certificate(), start)
 	wantCode(t, err, reason.CSRCredential)
 }

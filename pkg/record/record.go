@@ -227,7 +227,7 @@ func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Cr
 				c.Subject, own.Key)
 		}
 	default:
-		if kept, ok := Credential(rec, own.ID, now); !ok || kept.Revoked {
+		if _, ok := Credential(rec, own.ID, now); !ok {
 			return nil, reason.Deny(reason.CredentialUnavailable, "the record of %s does not have the credential %s",
 				c.Subject, own.ID)
 		}
@@ -470,9 +470,7 @@ func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, corr
 	s.History = append(s.History, v1alpha1.HistoryEntry{
 		Time: metav1.NewTime(now), Event: event, Reason: code, CorrelationID: correlationID, Message: message,
 	})
-	if n := len(s.History) - v1alpha1.MaxHistory; n > 0 {
-		s.History = slices.Delete(s.History, 0, n)
-	}
+	s.History = slices.Delete(s.History, 0, max(0, len(s.History)-v1alpha1.MaxHistory))
 }
 
 func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string, status metav1.ConditionStatus, code,
@@ -493,9 +491,4 @@ func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string,
 
 const maxMessage = 1024
 
-func truncate(s string) string {
-	if len(s) > maxMessage {
-		return s[:maxMessage]
-	}
-	return s
-}
+func truncate(s string) string { return s[:min(len(s), maxMessage)] }

@@ -348,6 +348,16 @@ func TestDenied_RecordsAnUnacceptedMachine(t *testing.T) {
 	if again := record.Denied(r, m, d, "c2", start.Add(2*time.Minute)); again == nil || len(again.Status.History) != 2 {
 		t.Error("the same denial minutes later is not recorded")
 	}
+	other := reason.From(reason.Deny(reason.EKNotEnrolled, "EK"))
+	if next := record.Denied(r, m, other, "c2", start.Add(5*time.Second)); next == nil ||
+		last(next) != [3]string{"Denied", "EKNotEnrolled", "EK"} {
+		t.Errorf("another denial seconds later: %+v", next)
+	}
+	pending := record.New(m)
+	pending.Status.Phase = v1alpha1.PhasePending
+	if next := record.Denied(pending, m, d, "c1", start); next.Status.Phase != v1alpha1.PhaseDenied {
+		t.Errorf("a machine that waited is %s", next.Status.Phase)
+	}
 	// After the repair it is admitted.
 	if r, err := record.Attest(r, honest(t), start.Add(time.Hour)); err != nil ||
 		r.Status.Phase != v1alpha1.PhaseAttested {
@@ -454,6 +464,8 @@ func TestAttack_T57_ReportsWithoutTheLiveTicketOrTooMany(t *testing.T) {
 	wantCode(t, err, reason.ReportTicketInvalid)
 	_, err = record.Report(nil, "ticket1", report, "c", start)
 	wantCode(t, err, reason.ReportTicketInvalid)
+	_, err = record.Report(record.New(honest(t).Machine), "", report, "c", start)
+	wantCode(t, err, reason.ReportTicketInvalid)
 	for range record.MaxReports - 1 {
 		if r, err = record.Report(r, "ticket1", report, "c", start); err != nil {
 			t.Fatal(err)
@@ -477,6 +489,9 @@ func TestHistory_IsLimited(t *testing.T) {
 		d := reason.From(reason.Deny(reason.MeasuredBoot, "number %d", i))
 		if r = record.Denied(r, m, d, fmt.Sprint(i), start.Add(time.Duration(i+1)*time.Hour)); r == nil {
 			t.Fatal("not recorded")
+		}
+		if n := len(r.Status.History); n != min(i+2, v1alpha1.MaxHistory) {
+			t.Fatalf("%d entries after %d", n, i+2)
 		}
 	}
 	h := r.Status.History
@@ -507,6 +522,11 @@ func TestBreakGlass(t *testing.T) {
 			t.Errorf("use %d: %+v", i+1, r)
 		}
 	}
+	if s := r.Status; r.APIVersion != v1alpha1.APIVersion || r.Kind != v1alpha1.KindMachineAttestation ||
+		s.MachineUID != valid.MachineUID || s.Phase != v1alpha1.PhaseFetched || s.Pool != "worker" || len(s.History) != 3 ||
+		last(r) != [3]string{"BreakGlass", "", "full config of pool worker by an administrator's token"} {
+		t.Errorf("%+v", r)
+	}
 	_, err := record.BreakGlass(r, valid, true, start)
 	wantCode(t, err, reason.TokenUsedUp)
 	_, err = record.BreakGlass(r, valid, false, start)
@@ -525,7 +545,8 @@ func TestBreakGlass(t *testing.T) {
 func TestNew_ReturnsAnEmptyRecord(t *testing.T) {
 	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
 	r := record.New(m)
-	if r.Namespace != "m" || r.Name != "one" || r.Status.MachineUID != "u" || r.Status.Phase != "" ||
+	if r.APIVersion != v1alpha1.APIVersion || r.Kind != v1alpha1.KindMachineAttestation ||
+		r.Namespace != "m" || r.Name != "one" || r.Status.MachineUID != "u" || r.Status.Phase != "" ||
 		len(r.Status.History) != 0 {
 		t.Errorf("%+v", r)
 	}

@@ -189,10 +189,23 @@ func TestHistory_HasEachStep(t *testing.T) {
 	}
 	// A new first boot ends the condition of the failed one.
 	a := honest(t)
-	a.TokenID = "token2"
+	a.TokenID, a.Identity.AKSHA256 = "token2", "ak1"
 	again, err := record.Attest(report, a, start.Add(time.Minute))
-	if err != nil || !hasCondition(again.Status, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse) {
+	if err != nil || !hasCondition(again.Status, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse) ||
+		again.Status.Identity.AKSHA256 != "ak1" {
 		t.Errorf("%v: %+v", err, again)
+	}
+	// The Machine has been attested since the first time, but failed until now.
+	for _, c := range again.Status.Conditions {
+		want := map[string]time.Time{v1alpha1.ConditionAttested: start,
+			v1alpha1.ConditionFirstBootFailed: start.Add(time.Minute)}
+		if !c.LastTransitionTime.Time.Equal(want[c.Type]) {
+			t.Errorf("%s since %s", c.Type, c.LastTransitionTime)
+		}
+	}
+	again, err = record.Attest(attested(t), a, start.Add(time.Minute))
+	if err != nil || len(again.Status.Conditions) != 1 {
+		t.Errorf("without a failure: %v, %+v", err, again.Status.Conditions)
 	}
 }
 
