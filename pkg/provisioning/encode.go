@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,8 +86,8 @@ func ParseFile(raw []byte) (map[string][]byte, error) {
 		return nil, fmt.Errorf("the file is not a mapping; write %q and the token", KeyToken+":")
 	}
 	data := map[string][]byte{}
-	for i, pairs := 0, doc.Content[0].Content; i+1 < len(pairs); i += 2 {
-		name, value := pairs[i], pairs[i+1]
+	for pair := range slices.Chunk(doc.Content[0].Content, 2) {
+		name, value := pair[0], pair[1]
 		known := name.Value == KeyToken || name.Value == KeyPrevious || name.Value == KeyPreviousExpires
 		if _, twice := data[name.Value]; !known || twice || value.Kind != yaml.ScalarNode {
 			return nil, fmt.Errorf("line %d: the only keys are %s, %s and %s, each once, with a string", name.Line, KeyToken,

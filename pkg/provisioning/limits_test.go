@@ -27,6 +27,7 @@ func TestParse_LimitsOfAToken(t *testing.T) {
 		ok    bool
 	}{
 		"43 characters":          {tokenA[:43], true},
+		"two of padding":         {tokenA[:43] + "==", true},
 		"42 characters":          {tokenA[:42], false},
 		"512 characters":         {long[:512], true},
 		"513 characters":         {long[:513], false},
@@ -35,6 +36,27 @@ func TestParse_LimitsOfAToken(t *testing.T) {
 	} {
 		if _, err := Parse(data(KeyToken, c.token)); (err == nil) != c.ok {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The alphabet of token68 (RFC 9110, section 11.2).
+func TestParse_AcceptsToken68(t *testing.T) {
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/"
+	for i := range 256 {
+		c := string([]byte{byte(i)})
+		if _, err := Parse(data(KeyToken, c+tokenA)); (err == nil) != strings.Contains(alphabet, c) {
+			t.Errorf("%q: %v", c, err)
+		}
+	}
+}
+
+func TestParseFile_LimitsItsSize(t *testing.T) {
+	file := "token: " + tokenA + "\n#"
+	for size, ok := range map[int]bool{65536: true, 65537: false} {
+		d, err := ParseFile([]byte(file + strings.Repeat("a", size-len(file))))
+		if (err == nil) != ok || ok && string(d[KeyToken]) != tokenA {
+			t.Errorf("%d bytes: %v", size, err)
 		}
 	}
 }

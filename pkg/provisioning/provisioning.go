@@ -208,11 +208,11 @@ func (t Tokens) Due(made time.Time, every, grace time.Duration) (at time.Time, o
 	if !t.Previous.Empty() {
 		rotated = rotated.Add(-grace)
 	}
-	if !t.PreviousExpires.IsZero() && rotated.After(last) {
+	if rotated.After(last) {
 		last = rotated
 	}
 	at = last.Add(every)
-	if !t.Previous.Empty() && t.PreviousExpires.After(at) {
+	if t.PreviousExpires.After(at) {
 		at = t.PreviousExpires
 	}
 	return at, true
@@ -227,7 +227,7 @@ func ID(token secret.Bytes) string {
 
 // check rejects an invalid token. Its errors do not contain any part of it.
 func check(key string, token []byte) error {
-	seen := map[byte]bool{}
+	seen := map[byte]struct{}{}
 	padding := false
 	for _, c := range token {
 		switch {
@@ -237,8 +237,8 @@ func check(key string, token []byte) error {
 			return fmt.Errorf("%s: the token contains a character that an Authorization header does not allow; valid are "+
 				"letters, digits, - . _ ~ + / and, at the end, =", key)
 		}
-		padding = padding || c == '='
-		seen[c] = true
+		padding = c == '='
+		seen[c] = struct{}{}
 	}
 	switch {
 	case len(token) < minLength:

@@ -102,6 +102,11 @@ func TestParse_ErrorsDoNotContainTheToken(t *testing.T) {
 		{"too short", data(KeyToken, tokenA[:42]), "42 characters, which is too short"},
 		{"too long", data(KeyToken, strings.Repeat(tokenA, 12)), "at most 512"},
 		{"no random", data(KeyToken, strings.Repeat("ab", 30)), "not random"},
+		{"two lines of another system", data(KeyToken, tokenA+"\r"+tokenB), "contains a line break"},
+		{"too short, with the command", data(KeyToken, "short"), "32 random bytes in base64 have 44:"},
+		{"a previous of one character", data(KeyToken, tokenA, KeyPrevious, "x", KeyPreviousExpires, expires),
+			"previous-token: the token has 1 characters"},
+		{"an end of one character", data(KeyToken, tokenA, KeyPreviousExpires, "x"), "previous-expires: not a time"},
 		{"two lines", data(KeyToken, tokenA+"\n"+tokenB), "contains a line break"},
 		{"a space", data(KeyToken, tokenA+" "+tokenB), "an Authorization header does not allow"},
 		{"binary", data(KeyToken, tokenA+"\x00\xff"), "an Authorization header does not allow"},
@@ -258,13 +263,48 @@ func TestRotate(t *testing.T) {
 			t.Errorf("grace %v: %v", grace, err)
 		}
 	}
+	// Without random bytes there is no new token.
+	if same, err := third.Rotate(end.Add(time.Hour), strings.NewReader("short"), time.Hour); err == nil ||
+		!same.Equal(third) {
+		t.Errorf("a source that ran dry: %v", err)
+	}
 	// The Secret's whole seconds never shorten the grace period.
-	odd, err := first.Rotate(noon.Add(time.Millisecond), random, time.Hour)
+	odd, err := first.Rotate(noon.Add(1), random, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if odd.Check(noon.Add(time.Hour), first.Current.Expose()) != Previous {
 		t.Error("the grace was cut short")
+	}
+}
+
+// An end without a previous token, which an administrator may write, is no grace period.
+func TestRotate_WithoutAPreviousToken(t *testing.T) {
+	tokens := parse(t, KeyToken, tokenA, KeyPreviousExpires, noon.Add(time.Hour).Format(time.RFC3339))
+	if n := len(tokens.Valid(noon)); n != 1 {
+		t.Errorf("%d valid tokens", n)
+	}
+	if _, err := tokens.Rotate(noon, &counter{}, time.Hour); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEqual(t *testing.T) {
+	at := noon.Format(time.RFC3339)
+	pairs := []string{KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, at}
+	one := parse(t, pairs...)
+	if !one.Equal(parse(t, pairs...)) {
+		t.Error("the same tokens differ")
+	}
+	for name, other := range map[string]Tokens{
+		"the current one":  parse(t, KeyToken, tokenC, KeyPrevious, tokenB, KeyPreviousExpires, at),
+		"the previous one": parse(t, KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, at),
+		"its end": parse(t, KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires,
+			noon.Add(time.Second).Format(time.RFC3339)),
+	} {
+		if one.Equal(other) {
+			t.Errorf("%s does not count", name)
+		}
 	}
 }
 
@@ -357,6 +397,16 @@ func TestDue(t *testing.T) {
 	if _, ok := tokens.Due(made, 0, time.Hour); ok {
 		t.Error("rotated without a request")
 	}
+	if _, ok := (Tokens{}).Due(made, day, time.Hour); ok {
+		t.Error("rotated without a token")
+	}
+	if at, ok := tokens.Due(made, 1, time.Hour); !ok || !at.Equal(made.Add(1)) {
+		t.Errorf("the shortest interval: due at %v", at)
+	}
+	earlier := parse(t, KeyToken, tokenA, KeyPreviousExpires, made.Add(-time.Hour).Format(time.RFC3339))
+	if at, _ := earlier.Due(made, day, time.Hour); !at.Equal(made.Add(day)) {
+		t.Errorf("made after the last rotation: due at %v", at)
+	}
 	now := made
 	random := &counter{}
 	var rotations []time.Duration
@@ -425,10 +475,10 @@ func TestParseFile(t *testing.T) {
 		"empty": "", "a bare token": tokenA, "a list": "- " + tokenA, "an unknown key": "tokens: " + tokenA,
 		"a key twice": "token: " + tokenA + "\ntoken: " + tokenB, "a nested value": "token: {value: " + tokenA + "}",
 		"an alias": "token: &a " + tokenA + "\nprevious-token: *a\n", "no YAML": "token: [" + tokenA,
-		"huge": "token: " + strings.Repeat("a", maxFile),
 	} {
 		_, err := ParseFile([]byte(raw))
-		if err == nil || strings.Contains(err.Error(), tokenA[:20]) {
+		if err == nil || strings.Contains(err.Error(), tokenA[:20]) ||
+			(name == "no YAML") != strings.Contains(err.Error(), "neither YAML nor JSON") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

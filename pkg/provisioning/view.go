@@ -81,7 +81,7 @@ func (v View) Gone(now time.Time) View {
 
 // At returns the state at now. The tokens are empty unless the presence is Present.
 func (v View) At(now time.Time) (Tokens, Presence) {
-	if v.presence == Present && !v.gone.IsZero() && now.Sub(v.gone) >= linger {
+	if !v.gone.IsZero() && now.Sub(v.gone) >= linger {
 		return Tokens{}, Absent
 	}
 	return v.tokens, v.presence

@@ -37,10 +37,10 @@ func TestView_KeepsTheLastValidState(t *testing.T) {
 	want(read(none.Gone(noon), KeyToken, "short"), noon, Unknown, "", true)
 
 	// After a deletion the token stays in force for a moment, because it may return.
-	gone := good.Gone(noon).Gone(noon.Add(linger / 2))
-	want(gone, noon.Add(linger-1), Present, tokenA, false)
-	want(gone, noon.Add(linger), Absent, "", false)
-	want(gone.Failed(errors.New("x")), noon.Add(linger), Absent, "", true)
+	gone := good.Gone(noon).Gone(noon.Add(5 * time.Second))
+	want(gone, noon.Add(10*time.Second-1), Present, tokenA, false)
+	want(gone, noon.Add(10*time.Second), Absent, "", false)
+	want(gone.Failed(errors.New("x")), noon.Add(10*time.Second), Absent, "", true)
 	want(read(gone, KeyToken, tokenA), noon.Add(time.Hour), Present, tokenA, false)
 }
 
