@@ -226,8 +226,7 @@ func (c *check) effective() Policy {
 func (c *check) frontEndKeys(p *Policy) {
 	for i, s := range c.parsed.Spec.FrontEndKeys {
 		var key [sha256.Size]byte
-		if n, err := hex.Decode(key[:], []byte(s[:min(len(s), 2*sha256.Size)])); err != nil || n != sha256.Size ||
-			len(s) != 2*sha256.Size {
+		if _, err := hex.Decode(key[:], []byte(s[:min(len(s), 2*sha256.Size)])); err != nil || len(s) != 2*sha256.Size {
 			c.fault(fmt.Sprintf("spec.frontEndKeys[%d]", i), fmt.Sprintf("%.80q is not a SHA-256", s),
 				"64 hexadecimal digits: openssl x509 -in front.pem -noout -pubkey | openssl pkey -pubin -outform der | sha256sum")
 		}

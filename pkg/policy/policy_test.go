@@ -4,6 +4,7 @@ package policy
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"reflect"
 	"regexp"
@@ -301,7 +302,11 @@ func TestParse_ReportsTheFault(t *testing.T) {
 		"a pool twice":  {"[worker]", "[worker, worker]", ""},
 		"binding Terminated, no keys": {"binding: Exporter", "binding: Terminated",
 			"p.yaml:12: spec.binding: Terminated without frontEndKeys"},
-		"front end keys under Exporter": {"  binding: Exporter", "  frontEndKeys: [" + strings.Repeat("0", 64) + "]", ""},
+		"front end keys under Exporter": {"  binding: Exporter", `  frontEndKeys: ["` + strings.Repeat("0", 64) + `"]`,
+			"p.yaml:12: spec.frontEndKeys: front-end keys have no effect with binding Exporter"},
+		"a key that is not hexadecimal": {"binding: Exporter", "binding: Terminated\n  frontEndKeys: [" +
+			strings.Repeat("z", 64) + "]", "p.yaml:13: spec.frontEndKeys[0]: "},
+		"a bank twice": {"[sha256]", "[sha256, sha256]", "p.yaml:17: spec.tpm2.banks[1]: sha256 is listed twice"},
 		"a key that is no hash": {"  binding: Exporter", `  frontEndKeys: ["abc"]`,
 			`p.yaml:12: spec.frontEndKeys[0]: "abc" is not a SHA-256`},
 		"an unknown endorsement": {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is not an endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
@@ -370,6 +375,161 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
+func TestWarnings_OnlyWhereTheyApply(t *testing.T) {
+	for name, c := range map[string]struct{ old, new string }{
+		"nothing":                              {"", ""},
+		"a stage with the pre-approved config": {"unattested: Deny", "unattested: PreApproved\n  stage: RealRoot"},
+		"Azure's document without a TPM": {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]\n  binding: Exporter\n  tpm2:\n" +
+			"    endorsements: [enrolled]", "- all: [azure-attested]\n  tpm2:\n    endorsements: [provider]"},
+		"an instance document, and an enrolled TPM by default": {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]\n" +
+			"  binding: Exporter\n  tpm2:\n    endorsements: [enrolled]", "- all: [aws-iid, tpm2]\n  tpm2:"},
+	} {
+		if c.old != "" && !strings.Contains(file, c.old) {
+			t.Fatalf("%s: the file has no %q", name, c.old)
+		}
+		parsed, problems := Parse("p.yaml", []byte(strings.Replace(file, c.old, c.new, 1)))
+		if len(parsed) != 1 || len(problems) != 0 {
+			t.Errorf("%s: %v", name, problems)
+		}
+	}
+}
+
+// Administrators find in a denial what the policy requires.
+func TestDenials_NameWhatIsRequired(t *testing.T) {
+	p := policyFor(t, compile(t, valid(nil)), "worker")
+	if err := p.Satisfied([]evidence.Kind{evidence.GCPIdentity, evidence.TPM2}, []evidence.Kind{evidence.TPM2,
+		evidence.GCPIdentity}); err != nil {
+		t.Errorf("the order counts: %v", err)
+	}
+	_, noBank := p.Bank([]uint16{4, 5, 6, 7, 8, 9, 10, 4, 5})
+	_, suspended := compile(t, valid(nil)).Suspended("policies/master.yaml").For("master")
+	for want, err := range map[string]error{
+		"the challenge required nothing, which": p.Satisfied(nil, nil),
+		"the challenge required tpm2+aws-iid, which": p.Satisfied([]evidence.Kind{evidence.AWSIID, evidence.TPM2},
+			nil),
+		"policy workers for pool worker requires tpm2":              p.Satisfied([]evidence.Kind{evidence.TPM2}, nil),
+		"accepts the banks sha256, sha384, but the TPM offers":      noBank,
+		"[0x0004 0x0005 0x0006 0x0007 0x0008 0x0009 0x000a 0x0004]": noBank,
+		"policies/master.yaml cannot be read":                       suspended,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, expected %q", err, want)
+		}
+	}
+}
+
+func TestKinds_AreAscendingAndUnique(t *testing.T) {
+	p := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) {
+		s.Evidence = []v1alpha1.EvidenceAlternative{{All: []string{"gcp-identity"}}, {All: []string{"tpm2"}},
+			{All: []string{"aws-sts", "tpm2"}}}
+	})), "worker")
+	if got := p.Kinds(); !slices.Equal(got, []evidence.Kind{evidence.TPM2, evidence.AWSSTS, evidence.GCPIdentity}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// What an administrator reads while the provisioning token does not exist.
+func TestWithoutProvisioningToken_NamesThePoolsThatNeedIt(t *testing.T) {
+	type spec = v1alpha1.AttestationPolicySpec
+	alternatives := func(kinds ...string) func(*spec) {
+		return func(s *spec) {
+			s.Evidence = nil
+			for _, k := range kinds {
+				s.Evidence = append(s.Evidence, v1alpha1.EvidenceAlternative{All: []string{k}})
+				s.ProvisioningTokenAlone = s.ProvisioningTokenAlone || k == "provisioning-token"
+			}
+		}
+	}
+	open := func(s *spec) {
+		alternatives("provisioning-token")(s)
+		s.ProvisioningToken.WhenAbsent = v1alpha1.WhenAbsentOpen
+	}
+	off := func(s *spec) {
+		alternatives("provisioning-token")(s)
+		s.Mode = v1alpha1.ModeOff
+	}
+	const (
+		waits = "the policy of pool %s requires it, so machines that need it wait"
+		opens = "the policy of pool %s has whenAbsent: Open, so every caller receives the full config"
+	)
+	for name, c := range map[string]struct {
+		pools map[string]func(*spec)
+		want  string
+	}{
+		"no pool needs it": {map[string]func(*spec){"worker": alternatives("tpm2"), "*": off}, ""},
+		"pools wait": {map[string]func(*spec){"worker": alternatives("provisioning-token", "tpm2"),
+			"infra": alternatives("provisioning-token"), "master": alternatives("tpm2")},
+			fmt.Sprintf("there is no provisioning token; "+waits, "infra, worker")},
+		"a pool is open": {map[string]func(*spec){"*": open},
+			fmt.Sprintf("there is no provisioning token; "+opens, "*")},
+		"both": {map[string]func(*spec){"worker": alternatives("provisioning-token"), "*": open, "infra": open},
+			fmt.Sprintf("there is no provisioning token; "+waits+"; "+opens, "worker", "infra, *")},
+	} {
+		var policies []v1alpha1.AttestationPolicy
+		for pool, with := range c.pools {
+			p := valid(func(s *spec) { s.Pools = []string{pool}; with(s) })
+			p.Name = "p" + strings.Trim(pool, "*")
+			policies = append(policies, p)
+		}
+		if got := compile(t, policies...).WithoutProvisioningToken(); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A policy whose reference values are missing accepts no machine, so 'policy check' reports it.
+func TestCheckReferences(t *testing.T) {
+	refs := func(names ...string) (all []measuredboot.ReferenceValues) {
+		for _, name := range names {
+			r := measuredboot.ReferenceValues{}
+			if r.Metadata.Name = name; strings.HasPrefix(name, "firmware") {
+				r.Firmware = &measuredboot.Firmware{}
+			}
+			all = append(all, r)
+		}
+		return all
+	}
+	const (
+		noImage    = "accepts no machine, because no reference values of the policy are of an image"
+		noFirmware = "strict accepts no machine, because no reference values of the policy are a firmware set"
+	)
+	for name, c := range map[string]struct {
+		profile, selected string
+		refs              []measuredboot.ReferenceValues
+		want              []string
+	}{
+		"a profile without reference values": {"secure-boot", "", nil, nil},
+		"release":                            {"release", "", refs("image"), nil},
+		"release without any": {"release", "", nil,
+			[]string{"p.yaml:15: spec.tpm2.profile: release " + noImage}},
+		"release, only of a firmware":  {"release", "", refs("firmware"), []string{"release " + noImage}},
+		"release, of the other images": {"release", "image-1", refs("image-0", "image-1"), nil},
+		"release, with a wrong name": {"release", "image-1, image-2", refs("image-1"),
+			[]string{`p.yaml:16: spec.tpm2.referenceValues[1]: no reference values are named "image-2"`}},
+		"release, only with a wrong name": {"release", "image-1", refs("image-0"),
+			[]string{`spec.tpm2.referenceValues[0]: no reference values are named "image-1"`, "release " + noImage}},
+		"strict": {"strict", "", refs("image", "firmware"), nil},
+		"strict without any": {"strict", "", nil,
+			[]string{"p.yaml:15: spec.tpm2.profile: " + noFirmware, "strict " + noImage}},
+		"strict without a firmware":                   {"strict", "", refs("image"), []string{noFirmware}},
+		"strict without an image":                     {"strict", "", refs("firmware"), []string{"strict " + noImage}},
+		"strict with a firmware that is not selected": {"strict", "image", refs("image", "firmware"), []string{noFirmware}},
+	} {
+		raw := strings.Replace(file, "profile: identity-only", "profile: "+c.profile, 1)
+		if c.selected != "" {
+			raw = strings.Replace(raw, "    profileAction", "    referenceValues: ["+c.selected+"]\n    profileAction", 1)
+		}
+		problems := CheckReferences(c.refs, File{"p.yaml", []byte(raw)}, File{"broken.yaml", []byte("spec: [")})
+		ok := len(problems) == len(c.want)
+		for i := 0; ok && i < len(problems); i++ {
+			ok = !problems[i].Warning && strings.Contains(problems[i].Error(), c.want[i])
+		}
+		if !ok {
+			t.Errorf("%s: %v, want %q", name, problems, c.want)
+		}
+	}
+}
+
 func TestOnlyProvisioningToken(t *testing.T) {
 	for name, c := range map[string]struct {
 		evidence [][]string
@@ -391,6 +551,9 @@ func TestOnlyProvisioningToken(t *testing.T) {
 		if p.OnlyProvisioningToken() != c.want {
 			t.Errorf("%s: %t", name, !c.want)
 		}
+	}
+	if (Policy{}).OnlyProvisioningToken() {
+		t.Error("a policy without alternatives is that of the provisioning token")
 	}
 }
 
@@ -536,7 +699,7 @@ func TestCheck_WarnsWithoutAnEndorsementThatTiesTheTPM(t *testing.T) {
 			t.Errorf("%s: %d problems, want %d", endorsements, got, want)
 		}
 	}
-	for endorsements, want := range map[string]int{"provider": 1, "enrolled": 0, "ak-certificate": 0,
+	for endorsements, want := range map[string]int{"provider": 1, "": 0, "enrolled": 0, "ak-certificate": 0,
 		"provider, enrolled": 0} {
 		if got := check("azure-attested", endorsements); got != want {
 			t.Errorf("Azure, %s: %d problems, want %d", endorsements, got, want)
