@@ -150,7 +150,7 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 	}
 	text := truncate(d.Error())
 	for _, c := range rec.Status.Conditions {
-		if c.Type == v1alpha1.ConditionCertificateRefused && c.Reason == d.Code.String() && c.Message == text {
+		if c.Type == v1alpha1.ConditionCertificateRefused && c.Message == text { // text begins with the reason
 			return nil
 		}
 	}

@@ -252,8 +252,8 @@ func TestRefused_SetsAConditionUntilAnApproval(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	for name, other := range map[string]*reason.Denial{
-		"the same for another name":     reason.From(reason.Deny(reason.CSROtherMachine, "asks for worker-2")),
-		"another reason, the same text": {Code: reason.CSRContent, Detail: d.Detail},
+		"the same for another name":       reason.From(reason.Deny(reason.CSROtherMachine, "asks for worker-2")),
+		"another reason, the same detail": {Code: reason.CSRContent, Detail: d.Detail},
 	} {
 		if record.Refused(r, other, start) == nil {
 			t.Errorf("%s is not reported", name)
