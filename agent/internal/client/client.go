@@ -181,6 +181,20 @@ func (s *Session) Report(ctx context.Context, req *mcsattestv1.ReportRequest) (*
 	return res, s.call(ctx, s.api.report, req, res)
 }
 
+// RehearseChallenge calls the RPC of the same name.
+func (s *Session) RehearseChallenge(ctx context.Context,
+	req *mcsattestv1.RehearseChallengeRequest) (*mcsattestv1.RehearseChallengeResponse, error) {
+	res := new(mcsattestv1.RehearseChallengeResponse)
+	return res, s.call(ctx, s.api.rehearseChallenge, req, res)
+}
+
+// Rehearse calls the RPC of the same name.
+func (s *Session) Rehearse(ctx context.Context,
+	req *mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error) {
+	res := new(mcsattestv1.RehearseResponse)
+	return res, s.call(ctx, s.api.rehearse, req, res)
+}
+
 // explain converts the error of a call into one of the three kinds of the package comment.
 func (s *Session) explain(err error) error {
 	var ce *connect.Error

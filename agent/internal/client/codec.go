@@ -34,7 +34,7 @@ func (codec) Unmarshal(raw []byte, m any) error {
 
 // api has one client for each RPC.
 type api struct {
-	challenge, attest, certify, report *connect.Client[encoded, encoded]
+	challenge, attest, certify, report, rehearseChallenge, rehearse *connect.Client[encoded, encoded]
 }
 
 func newAPI(c *http.Client, origin string) api {
@@ -47,6 +47,9 @@ func newAPI(c *http.Client, origin string) api {
 		attest:    method(mcsattestv1connect.AttestationAttestProcedure),
 		certify:   method(mcsattestv1connect.AttestationCertifyProcedure),
 		report:    method(mcsattestv1connect.AttestationReportProcedure),
+
+		rehearseChallenge: method(mcsattestv1connect.AttestationRehearseChallengeProcedure),
+		rehearse:          method(mcsattestv1connect.AttestationRehearseProcedure),
 	}
 }
 

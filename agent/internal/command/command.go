@@ -65,7 +65,7 @@ type command struct {
 
 // The standard library's flag package instead of cobra saves 0.3 MB in every initramfs.
 func (a *agent) commands() []command {
-	return []command{a.attest(), a.scrub(), a.report(), a.firstboot(), a.identify()}
+	return []command{a.attest(), a.scrub(), a.report(), a.firstboot(), a.identify(), a.rehearse()}
 }
 
 const about = `mcs-attest-agent proves which machine this is, before Ignition fetches its config.

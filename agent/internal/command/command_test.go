@@ -20,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/rehearsal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
@@ -34,6 +35,8 @@ func TestMain(m *testing.M) {
 		},
 	})
 }
+
+const rehearsalTicket = "ticket-of-thirty-two-bytes-long."
 
 func TestCommand(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -69,6 +72,16 @@ func TestCommand(t *testing.T) {
 				ts.Check(err)
 				ts.Check(os.WriteFile(ts.MkAbs("provisioning-token"), out, 0o600))
 			},
+			// order FILE [TICKET] writes the order for a rehearsal with the pointer config of user.ign.
+			"order": func(ts *testscript.TestScript, _ bool, args []string) {
+				ticket := []byte(rehearsalTicket)
+				if len(args) > 1 {
+					ticket = []byte(args[1])
+				}
+				order := rehearsal.Order{Ticket: secret.New(ticket),
+					Pointer: secret.New([]byte(ts.ReadFile("usr/ignition/user.ign")))}
+				ts.Check(os.WriteFile(ts.MkAbs(args[0]), order.Encode().Expose(), 0o600))
+			},
 			"swtpm": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("MCS_ATTEST_TPM", swtpmtest.Start(t, "sha256").Socket)
 			},
@@ -99,13 +112,15 @@ func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 	}
 	switch args[0] {
 	case "honest":
+		v.RehearsalTicket = []byte(rehearsalTicket)
+	case "without-rehearsals":
 	case "shared":
 		v.Required = []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}
 		v.ProvisioningToken = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
 	case "audit":
 		v.Mode = mcsattestv1.Mode_MODE_AUDIT
 	case "off":
-		v.Mode = mcsattestv1.Mode_MODE_OFF
+		v.Mode, v.RehearsalTicket = mcsattestv1.Mode_MODE_OFF, []byte(rehearsalTicket)
 	case "denies-evidence":
 		deny(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE)
 	case "denies-machine":

@@ -181,6 +181,12 @@ func (a *agent) realRootTarget() (flow.Target, []*x509.Certificate, error) {
 	if err != nil {
 		return none, nil, fmt.Errorf("the pointer config: %w", err)
 	}
+	return a.onlyTarget(config)
+}
+
+// onlyTarget returns the only server of a pointer config and its authorities.
+func (a *agent) onlyTarget(config *pointer.Config) (flow.Target, []*x509.Certificate, error) {
+	var none flow.Target
 	targets, err := a.targets(config)
 	if err != nil {
 		return none, nil, err

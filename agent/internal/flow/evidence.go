@@ -38,19 +38,29 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 	return req
 }
 
-// evidence collects what the challenge requires, bound to this connection and to the kubelet's key, if
-// it is not nil.
-func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
-	ch *mcsattestv1.ChallengeResponse, key *nodecert.Key) (*mcsattestv1.AttestRequest, error) {
-	kinds, missing := f.kinds(t, ch)
-	if len(missing) > 0 {
-		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
-	}
+// challenge is what the challenges of an attestation and of a rehearsal have in common.
+type challenge interface {
+	GetSealed() []byte
+	GetNonce() []byte
+	GetBinding() mcsattestv1.BindingMode
+	GetRequired() []mcsattestv1.EvidenceKind
+	GetTpm() *mcsattestv1.TpmChallenge
+	GetPool() string
+	GetOrigin() string
+	GetCloud() *mcsattestv1.CloudChallenge
+}
+
+// evidence collects what the challenge requires and this machine can produce, bound to this connection
+// and to the kubelet's key, if it is not nil. Evidence of a rehearsal is of no use for an attestation,
+// and the other way round.
+func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch challenge, key *nodecert.Key) (
+	*mcsattestv1.AttestRequest, error) {
 	claims := f.Claims(ctx)
 	fields := transcript.Fields{
 		Sealed: ch.GetSealed(), Nonce: ch.GetNonce(), ServerSPKI: s.ServerSPKI(),
 		Origin: ch.GetOrigin(), Pool: ch.GetPool(), Claims: claims,
 	}
+	_, fields.Rehearsal = ch.(*mcsattestv1.RehearseChallengeResponse)
 	switch ch.GetBinding() {
 	case mcsattestv1.BindingMode_BINDING_MODE_EXPORTER:
 		exporter, err := s.Exporter()
@@ -69,9 +79,10 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 	}
 	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims,
 		CsrSpkiSha256: fields.CSRSPKI}
+	kinds := required(ch)
 	var bank uint16
 	var pcrs []int
-	if slices.Contains(kinds, evidence.TPM2) {
+	if slices.Contains(kinds, evidence.TPM2) && f.has(t, ch, evidence.TPM2) {
 		tc := ch.GetTpm()
 		bank = uint16(tc.GetBank())
 		for _, p := range tc.GetPcrs() {
@@ -88,7 +99,7 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 		ch.GetCloud()); err != nil {
 		return nil, err
 	}
-	if slices.Contains(kinds, evidence.TPM2) {
+	if slices.Contains(kinds, evidence.TPM2) && f.has(t, ch, evidence.TPM2) {
 		if f.waitKey == "" {
 			f.Console.Step("proving this machine with its TPM (%s)", fields.Required)
 		}
@@ -98,26 +109,31 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 		}
 		req.Tpm2 = ev
 	}
-	if slices.Contains(kinds, evidence.ProvisioningToken) {
+	if slices.Contains(kinds, evidence.ProvisioningToken) && f.has(t, ch, evidence.ProvisioningToken) {
 		req.ProvisioningToken = transcript.ProvisioningToken(t.Provisioning.Expose(), h)
 	}
 	return req, nil
 }
 
-// kinds returns the required kinds of evidence, and those among them that this machine cannot
-// produce.
-func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, missing []evidence.Kind) {
+// required returns the required kinds of evidence.
+func required(ch challenge) []evidence.Kind {
+	var kinds []evidence.Kind
 	for _, k := range ch.GetRequired() {
-		kind := evidence.Kind(k)
-		required = append(required, kind)
-		has := kind == evidence.TPM2 && f.TPM != nil && ch.GetTpm() != nil ||
-			kind == evidence.ProvisioningToken && !t.Provisioning.Empty() ||
-			f.Cloud != nil && f.Cloud.Makes(kind)
-		if !has {
-			missing = append(missing, kind)
-		}
+		kinds = append(kinds, evidence.Kind(k))
 	}
-	return required, missing
+	return kinds
+}
+
+// has reports whether this machine can produce a kind of evidence.
+func (f *Flow) has(t Target, ch challenge, kind evidence.Kind) bool {
+	return kind == evidence.TPM2 && f.TPM != nil && ch.GetTpm() != nil ||
+		kind == evidence.ProvisioningToken && !t.Provisioning.Empty() ||
+		f.Cloud != nil && f.Cloud.Makes(kind)
+}
+
+// missing returns the required kinds of evidence that this machine cannot produce.
+func (f *Flow) missing(t Target, ch challenge) []evidence.Kind {
+	return slices.DeleteFunc(required(ch), func(k evidence.Kind) bool { return f.has(t, ch, k) })
 }
 
 // onlyProvisioningToken reports whether the provisioning token is the only required evidence.

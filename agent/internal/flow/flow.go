@@ -311,16 +311,14 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	if err != nil {
 		return nil, m, err
 	}
-	if ch.GetPool() != t.Pool || ch.GetOrigin() != t.Origin {
-		// A verifier that answers for another origin may relay another server's challenge.
-		return nil, m, final{fmt.Errorf("the verifier answered for pool %q at %q", ch.GetPool(), ch.GetOrigin())}
+	if err := check(t, ch); err != nil {
+		return nil, m, err
 	}
 	if len(ch.GetRequired()) == 0 {
 		return nil, m, &Unchanged{Why: "the verifier requires no evidence"}
 	}
-	if kind, ok := repeated(ch.GetRequired()); ok {
-		return nil, m, final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract",
-			evidence.Kind(kind))}
+	if missing := f.missing(t, ch); len(missing) > 0 {
+		return nil, m, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
 	}
 	key, err := f.attestedKey(t, ch)
 	if err != nil {
@@ -369,6 +367,18 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		}
 	}
 	return g, m, nil
+}
+
+// check returns a final error if a challenge is not one for t.
+func check(t Target, ch challenge) error {
+	if ch.GetPool() != t.Pool || ch.GetOrigin() != t.Origin {
+		// A verifier that answers for another origin may relay another server's challenge.
+		return final{fmt.Errorf("the verifier answered for pool %q at %q", ch.GetPool(), ch.GetOrigin())}
+	}
+	if kind, ok := repeated(ch.GetRequired()); ok {
+		return final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract", evidence.Kind(kind))}
+	}
+	return nil
 }
 
 // repeated returns a kind that occurs twice. Each kind costs a document, and a challenge has room

@@ -51,13 +51,12 @@ const Ticket = "ticket-for-reports"
 
 // Verifier is a fake verifier. Its zero value, once started, follows the contract.
 type Verifier struct {
-	mcsattestv1connect.UnimplementedAttestationHandler
-
 	// These replace the default response. If they are nil or return nil, nil, the default applies.
 	ChallengeFunc func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error)
 	AttestFunc    func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)
 	GateFunc      func(http.ResponseWriter, *http.Request) bool // returns true if it answered
 	CertifyFunc   func(*mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error)
+	RehearseFunc  func(*mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error)
 	// Front receives each API request first, as a load balancer does. It returns true if it
 	// answered.
 	Front func(http.ResponseWriter, *http.Request) bool
@@ -77,6 +76,10 @@ type Verifier struct {
 	// Clouds verify the documents of the required kinds. The Machine is the one that the claims
 	// name.
 	Clouds map[evidence.Kind]evidence.Verifier
+	// RehearsalTicket opens a rehearsal. Without it, the verifier is one of a version without rehearsals.
+	RehearsalTicket []byte
+	// Relay makes the challenges of rehearsals those of attestations, as a stolen front could.
+	Relay bool
 
 	Origin    string
 	Authority *x509.Certificate
@@ -103,6 +106,7 @@ type pending struct {
 	tpm       tpm2.Challenge
 	remote    string
 	clouds    map[evidence.Kind]evidence.Verifier
+	rehearsal bool
 }
 
 // Start starts the servers, which run until the test ends.
@@ -113,7 +117,11 @@ func (v *Verifier) Start(t testing.TB) {
 	mux := http.NewServeMux()
 	prefix, api := mcsattestv1connect.NewAttestationHandler(v)
 	mux.HandleFunc(prefix, func(w http.ResponseWriter, r *http.Request) {
-		if v.Front == nil || !v.Front(w, r) {
+		switch {
+		case v.Front != nil && v.Front(w, r):
+		case v.RehearsalTicket == nil && strings.HasPrefix(r.URL.Path, prefix+"Rehearse"):
+			http.NotFound(w, r)
+		default:
 			api.ServeHTTP(w, r)
 		}
 	})
@@ -232,12 +240,18 @@ func (v *Verifier) Challenge(_ context.Context,
 			return connect.NewResponse(resp), err
 		}
 	}
+	resp, err := v.challenge(req.Msg, &pending{remote: req.Peer().Addr})
+	return connect.NewResponse(resp), err
+}
+
+// challenge returns the default challenge and stores it as p.
+func (v *Verifier) challenge(req *mcsattestv1.ChallengeRequest, p *pending) (*mcsattestv1.ChallengeResponse, error) {
 	sealed, nonce, k := random(), random(), random()
 	resp := &mcsattestv1.ChallengeResponse{
 		Sealed: sealed, Nonce: nonce, Binding: mcsattestv1.BindingMode_BINDING_MODE_EXPORTER,
 		Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
 		Mode:     mcsattestv1.Mode_MODE_ENFORCE, Unattested: mcsattestv1.Unattested_UNATTESTED_DENY,
-		LifetimeSeconds: 120, Pool: req.Msg.GetPool(), Origin: req.Msg.GetOrigin(), NodeCertificate: v.NodeCertificate,
+		LifetimeSeconds: 120, Pool: req.GetPool(), Origin: req.GetOrigin(), NodeCertificate: v.NodeCertificate,
 	}
 	if v.Required != nil {
 		resp.Required = v.Required
@@ -246,10 +260,10 @@ func (v *Verifier) Challenge(_ context.Context,
 		resp.Mode = v.Mode
 	}
 	v.mu.Lock()
-	v.offered = append(v.offered, req.Msg.GetOffered())
+	v.offered = append(v.offered, req.GetOffered())
 	v.mu.Unlock()
-	p := &pending{challenge: resp, remote: req.Peer().Addr, shared: v.ProvisioningToken, clouds: v.Clouds}
-	if tpm := req.Msg.GetTpm(); tpm != nil {
+	p.challenge, p.shared, p.clouds = resp, v.ProvisioningToken, v.Clouds
+	if tpm := req.GetTpm(); tpm != nil {
 		ek, err := tpm2.ParseEK(tpm.GetEkPublic())
 		if err != nil {
 			return nil, err
@@ -279,7 +293,7 @@ func (v *Verifier) Challenge(_ context.Context,
 	v.mu.Lock()
 	v.pending[string(sealed)] = p
 	v.mu.Unlock()
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // Attest implements the service.
@@ -290,11 +304,8 @@ func (v *Verifier) Attest(ctx context.Context,
 			return connect.NewResponse(resp), err
 		}
 	}
-	v.mu.Lock()
-	p := v.pending[string(req.Msg.GetSealed())]
-	delete(v.pending, string(req.Msg.GetSealed()))
-	v.mu.Unlock()
-	if p == nil || p.remote != req.Peer().Addr {
+	p := v.answered(req.Msg.GetSealed(), req.Peer().Addr, false)
+	if p == nil {
 		return nil, Denial(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, false)
 	}
 	if err := p.check(ctx, req.Msg); err != nil {
@@ -321,6 +332,18 @@ func (v *Verifier) Attest(ctx context.Context,
 		v.mu.Unlock()
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// answered returns and forgets the challenge of a connection, or nil.
+func (v *Verifier) answered(sealed []byte, remote string, rehearsal bool) *pending {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p := v.pending[string(sealed)]
+	delete(v.pending, string(sealed))
+	if p == nil || p.remote != remote || p.rehearsal != rehearsal {
+		return nil
+	}
+	return p
 }
 
 // Certify implements the service.
@@ -367,13 +390,16 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	fields := transcript.Fields{
 		Sealed: req.GetSealed(), Nonce: p.challenge.GetNonce(), Binding: "exporter", Exporter: exporter,
 		ServerSPKI: req.GetServerSpkiSha256(), Origin: p.challenge.GetOrigin(), Pool: p.challenge.GetPool(),
-		Claims: req.GetClaims(), CSRSPKI: req.GetCsrSpkiSha256(),
+		Claims: req.GetClaims(), CSRSPKI: req.GetCsrSpkiSha256(), Rehearsal: p.rehearsal,
 	}
 	var kinds []evidence.Kind
 	for _, k := range p.challenge.GetRequired() {
 		kinds = append(kinds, evidence.Kind(k))
 	}
 	withTPM := slices.Contains(kinds, evidence.TPM2)
+	if withTPM && req.GetTpm2() == nil {
+		return errors.New("tpm2 is missing")
+	}
 	if withTPM {
 		ek := p.tpm.EK.SPKIHash()
 		fields.EKSPKI, fields.AKName = ek[:], p.tpm.AK.Name()

@@ -2002,9 +2002,9 @@ type RehearseResponse struct {
 	Passes bool `protobuf:"varint,1,opt,name=passes,proto3" json:"passes,omitempty"`
 	// Why it would not. Unspecified if passes is true.
 	Reason Reason `protobuf:"varint,2,opt,name=reason,proto3,enum=mcsattest.v1.Reason" json:"reason,omitempty"`
-	// The reason in one sentence, for the administrator.
+	// The detail of the reason, for the administrator. Empty if passes is true.
 	Explanation string `protobuf:"bytes,3,opt,name=explanation,proto3" json:"explanation,omitempty"`
-	// What the rehearsal could not show. At most 8, each at most 256 bytes.
+	// What the administrator should know in both cases. At most 8, each at most 256 bytes.
 	Warnings []string `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	// Identifies this rehearsal in the verifier's audit log.
 	CorrelationId string `protobuf:"bytes,5,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
