@@ -64,16 +64,19 @@ func examples(t *testing.T, kind string) []example {
 
 func TestWorkedExamplesOfTheContract(t *testing.T) {
 	blocks := examples(t, "transcript")
-	if len(blocks) != 2 {
+	if len(blocks) != 3 {
 		t.Fatalf("found %d examples", len(blocks))
 	}
 	for i, e := range blocks {
 		v := e.values
-		if string(v["label"]) != transcript.Label {
-			t.Errorf("example %d: label %q", i, v["label"])
+		rehearsal := i == 2
+		if label := string(v["label"]); label != transcript.Label && !rehearsal ||
+			label != transcript.RehearsalLabel && rehearsal {
+			t.Errorf("example %d: label %q", i+1, label)
 		}
 		h := transcript.Fields{
-			Sealed: v["sealed"], Nonce: v["nonce"], Binding: string(v["binding"]), Exporter: v["exporter"],
+			Rehearsal: rehearsal,
+			Sealed:    v["sealed"], Nonce: v["nonce"], Binding: string(v["binding"]), Exporter: v["exporter"],
 			ServerSPKI: v["server"], Origin: string(v["origin"]), Pool: string(v["pool"]), Required: string(v["required"]),
 			EKSPKI: v["ek"], AKName: v["ak"], CSRSPKI: v["csr"], Claims: v["claims"],
 		}.Hash()
