@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // the ways to log in that kubectl knows
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -70,7 +70,7 @@ type Cluster struct {
 	rest    *rest.Config
 	dynamic dynamic.Interface
 	groups  discovery.ServerGroupsInterface
-	http    *http.Client
+	core    corev1client.CoreV1Interface
 	mu      sync.Mutex
 	served  map[string][]string // the versions of each API group, once asked
 }
@@ -106,11 +106,15 @@ func OpenCluster(o ClusterOptions) (*Cluster, error) {
 	if err != nil {
 		return nil, kubeconfigError(err)
 	}
+	core, err := corev1client.NewForConfigAndClient(r, client)
+	if err != nil {
+		return nil, kubeconfigError(err)
+	}
 	groups, err := discovery.NewDiscoveryClientForConfigAndClient(r, client)
 	if err != nil {
 		return nil, kubeconfigError(err)
 	}
-	return &Cluster{o: o, host: strings.TrimRight(r.Host, "/"), rest: r, dynamic: d, groups: groups, http: client}, nil
+	return &Cluster{o: o, host: strings.TrimRight(r.Host, "/"), rest: r, dynamic: d, groups: groups, core: core}, nil
 }
 
 // FromConfig fills in what a verifier's configuration says of its cluster.
@@ -148,15 +152,10 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 	}
 	what := r.GroupResource().String()
 	switch {
-	case apierrors.IsForbidden(err) && !strings.Contains(err.Error(), "is forbidden: User "):
-		return fmt.Errorf("%s %s%s: %w", verb, what, place, err) // an admission plug-in, not RBAC
-	case apierrors.IsForbidden(err):
-		return &forbiddenError{&hint.Error{
-			Err: fmt.Errorf("you may not %s %s%s: %w", verb, what, place, err),
-			Hint: fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again",
-				verb, what,
-				verb, what, flag(namespace)),
-		}}
+	case Forbidden(err):
+		return hint.New(fmt.Errorf("you may not %s %s%s: %w", verb, what, place, err),
+			"an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again",
+			verb, what, verb, what, flag(namespace))
 	case apierrors.IsUnauthorized(err):
 		return hint.New(fmt.Errorf("the API server %s rejects your credentials: %w", c.host, err),
 			"log in again ('oc login'), or choose another --context")
@@ -183,16 +182,9 @@ func flag(namespace string) string {
 	return " -n " + namespace
 }
 
-// forbiddenError is what some callers can do without.
-type forbiddenError struct{ err *hint.Error }
-
-func (f *forbiddenError) Error() string { return f.err.Error() }
-
-func (f *forbiddenError) Unwrap() error { return f.err }
-
-func forbidden(err error) bool {
-	var f *forbiddenError
-	return errors.As(err, &f)
+// Forbidden reports whether RBAC denies a request, in contrast to an admission plug-in.
+func Forbidden(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "is forbidden: User ")
 }
 
 // missingType reports whether the API server has no such resource, in contrast to an

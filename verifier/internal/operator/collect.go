@@ -150,9 +150,23 @@ func (f *Folder) ask(ctx context.Context, path string) ([]byte, error) {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	a, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second, Transport: transport},
-		scheme+"://"+net.JoinHostPort(host, port)+"/"+path)
-	return a.text(), err
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+net.JoinHostPort(host, port)+"/"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := (&http.Client{Timeout: 10 * time.Second, Transport: transport}).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", req.URL, err)
+	}
+	if res.StatusCode != http.StatusOK { // readyz says why in its body
+		raw = append([]byte(res.Status+"\n"), raw...)
+	}
+	return raw, nil
 }
 
 // served returns an error unless leaf is the certificate that the verifier of this
@@ -176,38 +190,6 @@ func (f *Folder) served(leaf []byte) error {
 
 // maxAnswer bounds one answer that goes into a bundle.
 const maxAnswer = 32 << 20
-
-// answer is the response of an HTTP server.
-type answer struct {
-	code   int
-	status string
-	body   []byte
-}
-
-// text is the body; of a refusal with its status, since readyz says why in it.
-func (a answer) text() []byte {
-	if a.code == http.StatusOK {
-		return a.body
-	}
-	return append([]byte(a.status+"\n"), a.body...)
-}
-
-func fetch(ctx context.Context, client *http.Client, url string) (answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return answer{}, err
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return answer{}, err
-	}
-	defer res.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
-	if err != nil {
-		return answer{}, fmt.Errorf("read %s: %w", url, err)
-	}
-	return answer{res.StatusCode, res.Status, raw}, nil
-}
 
 // collector adds what can be had and notes the rest; a failure to write ends it.
 type collector struct {

@@ -7,16 +7,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/url"
 	"slices"
-	"strconv"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -48,18 +47,14 @@ func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
 	}
 	var known []secret.Bytes
 	for _, n := range names {
-		o, err := c.get(ctx, secrets, n[0], n[1])
-		if err != nil {
-			errs = append(errs, err)
+		o, err := c.core.Secrets(n[0]).Get(ctx, n[1], metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, c.failed("get", secrets, n[0], err))
 		}
-		if o == nil || err != nil {
+		if err != nil {
 			continue
 		}
-		data, err := secretData(o)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		for key, v := range data {
+		for key, v := range o.Data {
 			if key != "tls.crt" && key != "previous-expires" {
 				known = append(known, secret.New(v))
 			}
@@ -75,7 +70,9 @@ func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector
 		return err
 	}
 	all := &collector{to: to}
-	all.file("cluster/version.json", func() ([]byte, error) { return c.raw(ctx, c.host+"/version") })
+	all.file("cluster/version.json", func() ([]byte, error) {
+		return c.core.RESTClient().Get().AbsPath("/version").DoRaw(ctx)
+	})
 	all.json("state.json", func() (any, error) { return c.State(ctx) })
 	in, err := c.scope(ctx)
 	if err != nil {
@@ -172,22 +169,21 @@ const maxLog = 16 << 20
 // verifierPods gathers the logs of every pod in the verifier's namespace.
 func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.Duration) {
 	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
-		base := c.host + "/api/v1/namespaces/" + url.PathEscape(c.o.Own) + "/pods/" + url.PathEscape(o.GetName())
 		containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "containers")
 		initial, _, _ := unstructured.NestedSlice(o.Object, "spec", "initContainers")
 		for _, container := range append(initial, containers...) {
 			fields, _ := container.(map[string]any)
 			name, _ := fields["name"].(string)
 			for _, previous := range []bool{false, true} {
-				q := url.Values{"container": {name}, "timestamps": {"true"}, "limitBytes": {strconv.Itoa(maxLog)}}
+				options := corev1.PodLogOptions{Container: name, Timestamps: true, LimitBytes: ptr.To[int64](maxLog),
+					Previous: previous}
 				file := "logs/" + o.GetName() + "." + name + ".log"
 				if previous {
-					q.Set("previous", "true")
 					file = "logs/" + o.GetName() + "." + name + ".previous.log"
 				} else if since > 0 {
-					q.Set("sinceSeconds", strconv.Itoa(int(since.Seconds())))
+					options.SinceSeconds = ptr.To(int64(since.Seconds()))
 				}
-				raw, err := c.raw(ctx, base+"/log?"+q.Encode())
+				raw, err := c.core.Pods(c.o.Own).GetLogs(o.GetName(), &options).DoRaw(ctx)
 				if previous && apierrors.IsBadRequest(err) {
 					continue // it has never been restarted
 				}
@@ -202,18 +198,4 @@ func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.D
 	if err != nil {
 		all.to.Missed("pods", err)
 	}
-}
-
-// raw asks for something that is no object; what the API server itself refuses is
-// its error.
-func (c *Cluster) raw(ctx context.Context, address string) ([]byte, error) {
-	a, err := fetch(ctx, c.http, address)
-	if err != nil {
-		return nil, err
-	}
-	var status metav1.Status
-	if a.code != http.StatusOK && json.Unmarshal(a.body, &status) == nil && status.Kind == "Status" {
-		return nil, &apierrors.StatusError{ErrStatus: status}
-	}
-	return a.text(), nil
 }

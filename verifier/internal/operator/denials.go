@@ -7,12 +7,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net/url"
-	"strconv"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
@@ -30,10 +30,8 @@ const (
 func (c *Cluster) Denials(ctx context.Context) ([]audit.Denial, error) {
 	var recent audit.Recent
 	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{LabelSelector: front}, func(o *unstructured.Unstructured) error {
-		q := url.Values{"sinceSeconds": {strconv.Itoa(int(denialsSince.Seconds()))}, "tailLines": {strconv.Itoa(maxLines)},
-			"limitBytes": {strconv.Itoa(maxLog)}}
-		raw, err := c.raw(ctx, c.host+"/api/v1/namespaces/"+url.PathEscape(c.o.Own)+"/pods/"+url.PathEscape(o.GetName())+
-			"/log?"+q.Encode())
+		raw, err := c.core.Pods(c.o.Own).GetLogs(o.GetName(), &corev1.PodLogOptions{LimitBytes: ptr.To[int64](maxLog),
+			SinceSeconds: ptr.To(int64(denialsSince.Seconds())), TailLines: ptr.To[int64](maxLines)}).DoRaw(ctx)
 		if err != nil {
 			return c.failed("get", podLogs, c.o.Own, err)
 		}

@@ -71,6 +71,3 @@ func (c *Cluster) Pools(ctx context.Context) ([]string, error) {
 	delete(pools, "*")
 	return slices.Sorted(maps.Keys(pools)), nil
 }
-
-// Forbidden reports whether err is a permission that the administrator lacks.
-func Forbidden(err error) bool { return forbidden(err) }

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -157,16 +159,14 @@ func (c *Cluster) Provisioning(ctx context.Context) (provisioning.Tokens, bool, 
 }
 
 func (c *Cluster) readProvisioning(ctx context.Context, namespace,
-	name string) (*unstructured.Unstructured, provisioning.Tokens, bool, error) {
-	o, err := c.get(ctx, secrets, namespace, name)
-	if err != nil || o == nil {
-		return nil, provisioning.Tokens{}, false, err
+	name string) (*corev1.Secret, provisioning.Tokens, bool, error) {
+	o, err := c.core.Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, provisioning.Tokens{}, false, nil
+	} else if err != nil {
+		return nil, provisioning.Tokens{}, false, c.failed("get", secrets, namespace, err)
 	}
-	data, err := secretData(o)
-	if err != nil {
-		return nil, provisioning.Tokens{}, true, err
-	}
-	tokens, err := provisioning.Parse(data)
+	tokens, err := provisioning.Parse(o.Data)
 	if err != nil {
 		return nil, provisioning.Tokens{}, true, malformed("Secret "+namespace+"/"+name, err)
 	}
@@ -179,8 +179,7 @@ func (c *Cluster) ChangeProvisioning(ctx context.Context, change ChangeProvision
 	if err != nil {
 		return err
 	}
-	resource := c.dynamic.Resource(secrets).Namespace(namespace)
-	for range tries {
+	return retried(func() error {
 		o, tokens, exists, err := c.readProvisioning(ctx, namespace, name)
 		if err != nil {
 			return err
@@ -189,31 +188,19 @@ func (c *Cluster) ChangeProvisioning(ctx context.Context, change ChangeProvision
 		if err != nil {
 			return err
 		}
-		verb := "update"
-		if exists {
-			// Keys that the verifier owns and no longer writes are deleted.
-			for _, key := range []string{provisioning.KeyPrevious, provisioning.KeyPreviousExpires} {
-				unstructured.RemoveNestedField(o.Object, "data", key)
-			}
-			setSecretData(o, next.Data())
-			_, err = resource.Update(ctx, o, metav1.UpdateOptions{FieldManager: c.o.FieldManager})
-		} else {
-			verb = "create"
-			o = &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-				"metadata": map[string]any{"namespace": namespace, "name": name},
-			}}
-			setSecretData(o, next.Data())
-			_, err = resource.Create(ctx, o, metav1.CreateOptions{FieldManager: c.o.FieldManager})
+		if !exists {
+			_, err = c.core.Secrets(namespace).Create(ctx, &corev1.Secret{Type: corev1.SecretTypeOpaque, Data: next.Data(),
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			}, metav1.CreateOptions{FieldManager: c.o.FieldManager})
+			return c.failed("create", secrets, namespace, err)
 		}
-		if err == nil {
-			return nil
-		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			return c.failed(verb, secrets, namespace, err)
-		}
-	}
-	return errContended
+		// Keys that the verifier owns and no longer writes are deleted.
+		delete(o.Data, provisioning.KeyPrevious)
+		delete(o.Data, provisioning.KeyPreviousExpires)
+		maps.Copy(o.Data, next.Data())
+		_, err = c.core.Secrets(namespace).Update(ctx, o, metav1.UpdateOptions{FieldManager: c.o.FieldManager})
+		return c.failed("update", secrets, namespace, err)
+	})
 }
 
 // ProvisioningSettings are those of the verifier's ConfigMap, or the defaults.

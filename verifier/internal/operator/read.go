@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -114,14 +114,7 @@ func (g *gathered) index() *machine.Index {
 	return ix
 }
 
-func sorted[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 func (g *gathered) state(now time.Time) *admin.State {
 	out := &admin.State{Time: now.UTC()}
@@ -185,7 +178,7 @@ func (c *Cluster) gather(ctx context.Context, o metav1.ListOptions) (*gathered, 
 			}
 			return g.object(o)
 		})
-		if stranger && forbidden(err) {
+		if stranger && Forbidden(err) {
 			g.problems["~"+ns] = err.Error()
 			err = nil
 		}
@@ -212,7 +205,7 @@ func (c *Cluster) gatherMachines(ctx context.Context, g *gathered, in []string, 
 		return err
 	}
 	for _, ns := range in {
-		if err := c.each(ctx, hosts, ns, o, g.object); err != nil && !forbidden(err) {
+		if err := c.each(ctx, hosts, ns, o, g.object); err != nil && !Forbidden(err) {
 			return err
 		} else if err != nil {
 			g.problems["~hosts"] = err.Error()
@@ -325,7 +318,7 @@ func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
 			return nil, err
 		}
 		if v, err := c.versions(hosts.Group); err == nil && slices.Contains(v, hosts.Version) {
-			if err := c.each(ctx, hosts, ns, metav1.ListOptions{}, g.object); err != nil && !forbidden(err) {
+			if err := c.each(ctx, hosts, ns, metav1.ListOptions{}, g.object); err != nil && !Forbidden(err) {
 				return nil, err
 			}
 		}
@@ -399,19 +392,6 @@ func event(o *unstructured.Unstructured) Event {
 	}
 	e.Time = o.GetCreationTimestamp().Time
 	return e
-}
-
-// get reads one of our objects. It returns nil if the object does not exist.
-func (c *Cluster) get(ctx context.Context, r schema.GroupVersionResource, namespace,
-	name string) (*unstructured.Unstructured, error) {
-	o, err := c.dynamic.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) && !missingType(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, c.failed("get", r, namespace, err)
-	}
-	return o, nil
 }
 
 // errGone: the Machine was there a moment ago.

@@ -45,7 +45,7 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	}
 	k, err := c.config(ctx)
 	var absent *hint.Error
-	if errors.As(err, &absent) && !forbidden(err) {
+	if errors.As(err, &absent) && !Forbidden(err) {
 		k = nil // there is no verifier here yet
 	} else if err != nil {
 		return nil, err

@@ -7,13 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -22,8 +25,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 )
 
-// tries limits how often a write starts again after a conflict.
-const tries = 5
+// retried calls a write again if another client changed the same object.
+func retried(write func() error) error {
+	contended := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err := retry.OnError(retry.DefaultRetry, contended, write)
+	if contended(err) {
+		return errContended
+	}
+	return err
+}
 
 func (w Write) server() []string {
 	if w.DryRun == DryRunServer {
@@ -72,43 +82,45 @@ func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w 
 		return Written{}, err
 	}
 	client := c.dynamic.Resource(attestations).Namespace(a.Namespace)
-	for range tries {
+	var out Written
+	err = retried(func() error {
 		made, err := client.Create(ctx, o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
 			FieldValidation: metav1.FieldValidationStrict})
-		if err == nil {
-			return written("created", made)
-		}
-		if !apierrors.IsAlreadyExists(err) {
-			return Written{}, c.rejected("create", a.Namespace, err)
-		}
-		if !w.Replace {
-			return Written{}, hint.New(fmt.Errorf("MachineAttestation %s/%s exists", a.Namespace, a.Name),
+		switch {
+		case err == nil:
+			out, err = written("created", made)
+			return err
+		case !apierrors.IsAlreadyExists(err):
+			return c.rejected("create", a.Namespace, err)
+		case !w.Replace:
+			return hint.New(fmt.Errorf("MachineAttestation %s/%s exists", a.Namespace, a.Name),
 				"choose another --name, or add --replace")
 		}
-		have, err := c.get(ctx, attestations, a.Namespace, a.Name)
-		if err != nil {
-			return Written{}, err
-		}
-		if have == nil {
-			continue
+		have, gone := client.Get(ctx, a.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(gone) && !missingType(gone) {
+			return err
+		} else if gone != nil {
+			return c.failed("get", attestations, a.Namespace, gone)
 		}
 		spec, _, _ := unstructured.NestedMap(o.Object, "spec")
 		if stopped, _, _ := unstructured.NestedBool(have.Object, "spec", "quarantined"); stopped {
 			spec["quarantined"] = true // only "quarantine --release" ends it
 		}
 		if err := unstructured.SetNestedMap(have.Object, spec, "spec"); err != nil {
-			return Written{}, fmt.Errorf("replace enrollment: %w", err)
+			return fmt.Errorf("replace enrollment: %w", err)
 		}
-		made, err = client.Update(ctx, have, metav1.UpdateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
+		made, changed := client.Update(ctx, have, metav1.UpdateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
 			FieldValidation: metav1.FieldValidationStrict})
-		if err == nil {
-			return written("replaced", made)
+		switch {
+		case changed == nil:
+			out, err = written("replaced", made)
+			return err
+		case apierrors.IsNotFound(changed):
+			return err
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return Written{}, c.rejected("update", a.Namespace, err)
-		}
-	}
-	return Written{}, errContended
+		return c.rejected("update", a.Namespace, changed)
+	})
+	return out, err
 }
 
 var errContended = errors.New("other clients keep changing the same object; try again")
@@ -211,27 +223,23 @@ func (c *Cluster) setFields(ctx context.Context, m *machine.Machine, w Write, sp
 	if m.StandIn {
 		name, own = m.Name, types.UID(m.UID)
 	}
-	for range tries {
-		done, err := c.patch(ctx, m.Namespace, name, own, w, spec)
+	var out Written
+	err := retried(func() (err error) {
+		out, err = c.patch(ctx, m.Namespace, name, own, w, spec)
 		switch {
 		case err == nil:
-			return done, nil
+			return nil
 		case apierrors.IsConflict(err) && m.StandIn, apierrors.IsNotFound(err) && m.StandIn && !missingType(err):
-			return Written{}, errGone
-		case apierrors.IsConflict(err):
-			continue
+			return errGone
 		case !apierrors.IsNotFound(err) || missingType(err):
-			return Written{}, c.failed("patch", attestations, m.Namespace, err)
+			return c.failed("patch", attestations, m.Namespace, err)
 		}
-		done, err = c.makeRecord(ctx, m, w, spec)
-		if err == nil {
-			return done, nil
+		if out, err = c.makeRecord(ctx, m, w, spec); err != nil {
+			return c.rejected("create", m.Namespace, err)
 		}
-		if !apierrors.IsAlreadyExists(err) {
-			return Written{}, c.rejected("create", m.Namespace, err)
-		}
-	}
-	return Written{}, errContended
+		return nil
+	})
+	return out, err
 }
 
 // makeRecord makes the record that the verifier would make: named by the Machine's
@@ -276,23 +284,19 @@ func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.U
 		return Written{}, fmt.Errorf("encode patch: %w", err)
 	}
 	client := c.dynamic.Resource(attestations).Namespace(namespace)
-	if w.DryRun == DryRunClient {
-		o, err := client.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return Written{}, err
-		}
-		for field, v := range spec {
-			if v == nil {
-				unstructured.RemoveNestedField(o.Object, "spec", field)
-			} else if err := unstructured.SetNestedField(o.Object, v, "spec", field); err != nil {
-				return Written{}, err
-			}
-		}
-		return written("changed", o)
-	}
 	before, err := client.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return Written{}, err
+	}
+	if w.DryRun == DryRunClient {
+		for field, v := range spec {
+			if v == nil {
+				unstructured.RemoveNestedField(before.Object, "spec", field)
+			} else if err := unstructured.SetNestedField(before.Object, v, "spec", field); err != nil {
+				return Written{}, err
+			}
+		}
+		return written("changed", before)
 	}
 	after, err := client.Patch(ctx, name, types.MergePatchType, raw, metav1.PatchOptions{FieldManager: c.o.FieldManager,
 		DryRun: w.server(), FieldValidation: metav1.FieldValidationStrict})
@@ -314,20 +318,15 @@ func (c *Cluster) Keys(ctx context.Context) (Keys, error) {
 	return k, err
 }
 
-func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, error) {
-	o, err := c.get(ctx, secrets, c.o.Own, keysSecret)
-	if err != nil {
-		return nil, Keys{}, err
-	}
-	if o == nil {
+func (c *Cluster) keys(ctx context.Context) (*corev1.Secret, Keys, error) {
+	o, err := c.core.Secrets(c.o.Own).Get(ctx, keysSecret, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
 		return nil, Keys{}, hint.New(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret),
 			"the verifier creates it when it starts: check that one runs in the namespace %s", c.o.Own)
+	} else if err != nil {
+		return nil, Keys{}, c.failed("get", secrets, c.o.Own, err)
 	}
-	data, err := secretData(o)
-	if err != nil {
-		return nil, Keys{}, err
-	}
-	k, err := keys.Parse(data)
+	k, err := keys.Parse(o.Data)
 	if err != nil {
 		return nil, Keys{}, fmt.Errorf("the Secret %s/%s: %w", c.o.Own, keysSecret, err)
 	}
@@ -337,7 +336,7 @@ func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, e
 // ChangeKeys replaces the keys by what change makes of them. Change may be called
 // more than once.
 func (c *Cluster) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error)) error {
-	for range tries {
+	return retried(func() error {
 		o, k, err := c.keys(ctx)
 		if err != nil {
 			return err
@@ -349,34 +348,25 @@ func (c *Cluster) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error
 		if err != nil {
 			return err
 		}
-		setSecretData(o, data)
-		_, err = c.dynamic.Resource(secrets).Namespace(c.o.Own).Update(ctx, o,
-			metav1.UpdateOptions{FieldManager: c.o.FieldManager})
-		if err == nil {
-			return nil
-		}
-		if !apierrors.IsConflict(err) {
-			return c.failed("update", secrets, c.o.Own, err)
-		}
-	}
-	return errContended
+		maps.Copy(o.Data, data)
+		_, err = c.core.Secrets(c.o.Own).Update(ctx, o, metav1.UpdateOptions{FieldManager: c.o.FieldManager})
+		return c.failed("update", secrets, c.o.Own, err)
+	})
 }
 
 // configMap is the verifier's configuration in a cluster.
 const configMap, configKey = "mcs-attest-config", "mcs-attest.yaml"
 
 func (c *Cluster) config(ctx context.Context) (*config.Config, error) {
-	o, err := c.get(ctx, configMaps, c.o.Own, configMap)
-	if err != nil {
-		return nil, err
-	}
 	name := "ConfigMap " + c.o.Own + "/" + configMap
-	if o == nil {
+	o, err := c.core.ConfigMaps(c.o.Own).Get(ctx, configMap, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
 		return nil, hint.New(fmt.Errorf("there is no %s", name),
 			"check that the verifier is installed in the namespace %s", c.o.Own)
+	} else if err != nil {
+		return nil, c.failed("get", configMaps, c.o.Own, err)
 	}
-	text, _, _ := unstructured.NestedString(o.Object, "data", configKey)
-	return config.Parse(name, []byte(text), "/")
+	return config.Parse(name, []byte(o.Data[configKey]), "/")
 }
 
 // Issuer is the tokens' "iss".
