@@ -5,6 +5,8 @@ package azureattested
 import (
 	"embed"
 	"io/fs"
+	"slices"
+	"sync"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 )
@@ -15,7 +17,9 @@ var embedded embed.FS
 // DefaultRoots returns the known roots and intermediates of attested documents, each with its
 // provenance. An operator's bundle extends or replaces them, because Microsoft changes them without
 // notice.
-func DefaultRoots() []anchors.Anchor {
+func DefaultRoots() []anchors.Anchor { return slices.Clone(defaultRoots()) }
+
+var defaultRoots = sync.OnceValue(func() []anchors.Anchor {
 	var all []anchors.Anchor
 	names, _ := fs.Glob(embedded, "roots/*.pem") // the pattern is well-formed
 	for _, name := range names {
@@ -30,4 +34,4 @@ func DefaultRoots() []anchors.Anchor {
 		all = append(all, bundle...)
 	}
 	return all
-}
+})

@@ -5,6 +5,8 @@ package tpm2
 import (
 	"embed"
 	"io/fs"
+	"slices"
+	"sync"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 )
@@ -16,7 +18,9 @@ import (
 var akRoots embed.FS
 
 // DefaultAKRoots returns the anchors of AK certificates that are part of this version.
-func DefaultAKRoots() []anchors.Anchor {
+func DefaultAKRoots() []anchors.Anchor { return slices.Clone(defaultAKRoots()) }
+
+var defaultAKRoots = sync.OnceValue(func() []anchors.Anchor {
 	var all []anchors.Anchor
 	files, err := fs.Glob(akRoots, "akroots/*.pem")
 	for _, file := range files {
@@ -34,4 +38,4 @@ func DefaultAKRoots() []anchors.Anchor {
 		panic(err) // a file of this package
 	}
 	return all
-}
+})

@@ -5,6 +5,7 @@ package backend
 import (
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -31,6 +32,8 @@ type Parts struct {
 	// Transport, if set, sends the requests to the API server and the Machine Config Server instead of the network.
 	// Only tests set it.
 	Transport http.RoundTripper
+	// FreeMemory is called once, when the first lists were read. They leave more garbage than any later operation.
+	FreeMemory func()
 
 	// Page is the web page; nil unless the configuration asks for it. A backend whose operators' listener cannot
 	// authenticate its readers serves it itself.
@@ -43,7 +46,7 @@ type Parts struct {
 func NewParts(c *config.Config, log *slog.Logger, now func() time.Time, version string) *Parts {
 	p := &Parts{
 		Config: c, Version: version, Log: log, Now: now, Metrics: metrics.New(), Certificates: &listen.Certificates{},
-		Audit: audit.New(log),
+		Audit: audit.New(log), FreeMemory: debug.FreeOSMemory,
 	}
 	p.Audit.LeftOut = p.Metrics.AuditLeftOut
 	return p

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -46,8 +47,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
-// NewScheme returns a scheme with every type that the verifier reads or writes.
-func NewScheme() (*runtime.Scheme, error) {
+// Scheme returns the scheme with every type that the verifier reads or writes. All clients share it.
+func Scheme() (*runtime.Scheme, error) { return sharedScheme() }
+
+var sharedScheme = sync.OnceValues(func() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		clientgoscheme.AddToScheme, v1alpha1.AddToScheme,
@@ -58,11 +61,11 @@ func NewScheme() (*runtime.Scheme, error) {
 		}
 	}
 	return s, nil
-}
+})
 
 // NewClient returns a client that reads and writes the API directly, without a cache. It makes no call.
 func NewClient(c *rest.Config) (client.Client, error) {
-	scheme, err := NewScheme()
+	scheme, err := Scheme()
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +78,7 @@ func NewClient(c *rest.Config) (client.Client, error) {
 
 // NewSecretClient is [NewClient] for Secrets. It does not use API discovery.
 func NewSecretClient(c *rest.Config) (client.Client, error) {
-	scheme, err := NewScheme()
+	scheme, err := Scheme()
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +149,7 @@ func SetLogger(log *slog.Logger) {
 
 // NewManager returns a manager without listeners. It makes no call.
 func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
-	scheme, err := NewScheme()
+	scheme, err := Scheme()
 	if err != nil {
 		return nil, err
 	}

@@ -79,7 +79,7 @@ func TestManager_RunsAgainWithTheSameControllers(t *testing.T) {
 
 func scheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
-	s, err := kube.NewScheme()
+	s, err := kube.Scheme()
 	if err != nil {
 		t.Fatal(err)
 	}

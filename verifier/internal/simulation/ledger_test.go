@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +19,7 @@ import (
 type ledger struct {
 	mu          sync.Mutex
 	enrolled    map[string]map[string]bool // EKs that an administrator enrolled, by the UID of the Machine
-	quarantined map[string]bool            // UIDs of Machines that an administrator quarantined
+	quarantined map[string]time.Time       // when an administrator quarantined a Machine, by UID
 	joined      map[string]time.Time       // when a Machine first had a Node, by UID
 	served      map[string]int32           // configs, by the id of the token
 	holder      map[string]string          // the UID of the Machine whose record has an EK
@@ -27,7 +28,7 @@ type ledger struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]bool{}, joined: map[string]time.Time{},
+	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]time.Time{}, joined: map[string]time.Time{},
 		served: map[string]int32{}, holder: map[string]string{}}
 }
 
@@ -91,12 +92,33 @@ func (l *ledger) machine(c change) {
 	}
 }
 
-// latched is how long the controller may need to write into a record that the Machine joined, and noticed how long a
-// process may need to notice a restore of etcd.
 const (
+	// latched is how long the controller may need to write into a record that the Machine joined.
 	latched = 4 * time.Minute
+	// noticed is how long a process may need to notice a restore of etcd, and seen how long to read a change.
 	noticed = time.Minute
+	seen    = 2 * time.Minute
 )
+
+// restore records a restore of etcd. No process could keep what it had not read before. An identity that was recorded
+// after the backup is lost: the verifier keeps only what denies a config.
+func (l *ledger) restore(b backup) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.restored = time.Now()
+	for _, since := range []map[string]time.Time{l.quarantined, l.joined} {
+		maps.DeleteFunc(since, func(_ string, at time.Time) bool { return time.Since(at) < seen })
+	}
+	clear(l.holder)
+	for _, o := range b.objects {
+		if o.kind.resource != "machineattestations" {
+			continue
+		}
+		if a, err := decodeRecord(o); err == nil && a.Status.Identity.EKSHA256 != "" {
+			l.holder[a.Status.Identity.EKSHA256] = a.Status.MachineUID
+		}
+	}
+}
 
 // record checks a write of a record:
 //
@@ -128,7 +150,7 @@ func (l *ledger) record(c change) {
 	if (issued || used) && (before.Spec.Quarantined || was.Quarantined) {
 		l.violated("%s grants a config to %s, whose record is quarantined", c.by, uid)
 	}
-	if (issued || used) && l.quarantined[uid] && time.Since(l.restored) > noticed {
+	if (issued || used) && !l.quarantined[uid].IsZero() && time.Since(l.restored) > noticed {
 		l.violated("%s grants a config to %s, which was quarantined", c.by, uid)
 	}
 	if at := l.joined[uid]; (issued || used) && !at.IsZero() && c.at.Sub(at) > latched && before.Spec.Reattest == nil &&
@@ -144,8 +166,8 @@ func (l *ledger) record(c change) {
 	if was.Phase == v1alpha1.PhaseJoined && s.Phase != v1alpha1.PhaseJoined && before.Spec.Reattest == nil {
 		l.violated("%s makes %s, which joined, %s without a grant", c.by, uid, s.Phase)
 	}
-	if c.by == "admin" && after.Spec.Quarantined {
-		l.quarantined[after.Name] = true
+	if c.by == "admin" && after.Spec.Quarantined && l.quarantined[after.Name].IsZero() {
+		l.quarantined[after.Name] = c.at
 	}
 	ek := s.Identity.EKSHA256
 	if ek == "" {

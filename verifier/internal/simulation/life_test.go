@@ -47,7 +47,6 @@ func between(r *rand.Rand, low, high time.Duration) time.Duration {
 func (w *world) live(ctx context.Context) (violations []string, served int32, err error) {
 	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{}}
 	w.server.committed = l.ledger.committed
-	began := time.Now()
 	for i := range replicas {
 		name := fmt.Sprintf("front-%d", i)
 		p, err := w.front(ctx, name, w.skew(name))
@@ -69,7 +68,6 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 	l.actors.Go(func() { l.thief() })
 	l.actors.Go(func() { l.stranger() })
 	l.actors.Wait()
-	time.Sleep(time.Until(began.Add(faults + calm)))
 	for i := range fleet {
 		if name := fmt.Sprintf("worker-%d", i); !l.in[name] && !l.out[name] {
 			l.ledger.mu.Lock()
@@ -177,31 +175,76 @@ func (l *life) machineLife(name string) {
 		panic(err)
 	}
 	uid := text(l.server.get(named("machines"), machines, name).meta(), "uid")
-	switch r.IntN(6) {
+	race := func(string) bool { return false }
+	switch r.IntN(8) {
 	case 0, 1:
 		l.excuse(name)
-		l.actors.Go(func() { l.quarantine(uid, l.dice.roll("quarantine of "+name)) })
+		l.actors.Go(func() {
+			r := l.dice.roll("quarantine of " + name)
+			time.Sleep(between(r, 0, 2*time.Minute))
+			l.quarantine(uid)
+		})
 	case 2:
 		l.excuse(name)
 		l.actors.Go(func() { l.rival(name, m) })
+	case 3:
+		l.excuse(name)
+		l.move(name, m, r)
+		return
+	case 4:
+		race = func(token string) bool { return l.rush(m, token) }
+	case 5:
+		l.excuse(name)
+		race = func(token string) bool { return l.quarantineDuring(m, uid, token, r) }
 	}
-	for end := epoch.Add(faults + calm); time.Now().Before(end); time.Sleep(between(r, time.Second, 20*time.Second)) {
-		token, err := l.attest(l.ctx, m, l.pick(r))
-		if err != nil {
+	for ; !l.ended(name); time.Sleep(between(r, time.Second, 20*time.Second)) {
+		token := l.proves(m, l.pick(r))
+		if token == "" {
 			continue
 		}
-		l.mu.Lock()
-		l.tokens = append(l.tokens, token)
-		l.mu.Unlock()
-		for range 4 {
-			if status, _, err := l.fetch(l.ctx, m, l.pick(r), token); err == nil && status == 200 {
-				l.ledger.serve(token)
-				l.joins(name, m, r)
-				return
-			}
+		in := race(token)
+		for n := 0; n < 4 && !in; n++ {
+			in = l.gets(m, l.pick(r), token)
 			time.Sleep(between(r, time.Second, 5*time.Second))
 		}
+		if in {
+			l.joins(name, m, r)
+			return
+		}
 	}
+}
+
+// proves attests, and returns the token for a thief to copy too. It returns "" if it gets none.
+func (l *life) proves(m *machine, p *process) (token string) {
+	token, err := l.attest(l.ctx, m, p)
+	if err != nil {
+		return ""
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tokens = append(l.tokens, token)
+	return token
+}
+
+// gets presents a token to a gate, and reports whether the gate served the config.
+func (l *life) gets(m *machine, p *process, token string) bool {
+	status, _, err := l.fetch(l.ctx, m, p, token)
+	if err != nil || status != 200 {
+		return false
+	}
+	l.ledger.serve(token)
+	return true
+}
+
+// ended reports whether a machine that got no config may end. One that need not get in ends soon after the faults.
+func (l *life) ended(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	end := epoch.Add(faults + calm)
+	if l.out[name] {
+		end = epoch.Add(faults + time.Minute)
+	}
+	return time.Now().After(end)
 }
 
 // excuse lets a machine stay out.
@@ -222,11 +265,7 @@ func (l *life) rival(name string, m *machine) {
 	own := &machine{name: name + "-rival", address: "198.51.100.3:40000", tpm: tpm}
 	for !l.over() {
 		time.Sleep(between(r, time.Second, 30*time.Second))
-		if token, err := l.attest(l.ctx, own, l.pick(r)); err == nil {
-			l.mu.Lock()
-			l.tokens = append(l.tokens, token)
-			l.mu.Unlock()
-		}
+		l.proves(own, l.pick(r))
 	}
 }
 
@@ -265,59 +304,19 @@ func (l *life) replace(name string, m *machine, r *rand.Rand) {
 	}
 }
 
-// restore takes a backup of etcd, and restores it later in some of the runs. Then an administrator acknowledges the
-// restore.
-func (l *life) restore() {
-	r := l.dice.roll("restore")
-	if r.IntN(3) > 0 {
-		return
-	}
-	time.Sleep(between(r, time.Minute, 4*time.Minute))
-	backup := l.server.backup()
-	time.Sleep(between(r, 5*time.Second, time.Minute))
-	l.mu.Lock()
-	for i := range fleet { // its Machine may be lost, or its quarantine
-		l.out[fmt.Sprintf("worker-%d", i)] = true
-	}
-	l.mu.Unlock()
-	l.ledger.mu.Lock()
-	l.ledger.restored = time.Now()
-	l.ledger.mu.Unlock()
-	l.server.restore(backup)
-	time.Sleep(between(r, time.Minute, 3*time.Minute))
-	// A process whose clock is ahead noticed the restore later than the administrator's clock says. So the administrator
-	// repeats the acknowledgement, as the condition Degraded asks for it.
-	for range 6 {
-		_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
-			func(now fields) (fields, error) {
-				section(now, "metadata")["annotations"] = fields{
-					"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
-				return now, nil
-			})
-		time.Sleep(time.Minute)
-	}
-}
-
 // joins is what follows when a machine has its config. Then the machine tries to get another one.
 func (l *life) joins(name string, m *machine, r *rand.Rand) {
 	l.mu.Lock()
 	l.in[name] = true
 	l.mu.Unlock()
 	time.Sleep(between(r, 10*time.Second, time.Minute))
-	_, err := l.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
-		sub: "status"}, func(now fields) (fields, error) {
-		now["status"] = fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}}
-		return now, nil
-	})
-	if err != nil {
+	if l.node(name) != nil {
 		return
 	}
 	for range 3 {
 		time.Sleep(between(r, time.Second, time.Minute))
-		if token, err := l.attest(l.ctx, m, l.pick(r)); err == nil {
-			if status, _, err := l.fetch(l.ctx, m, l.pick(r), token); err == nil && status == 200 {
-				l.ledger.serve(token)
-			}
+		if token := l.proves(m, l.pick(r)); token != "" {
+			l.gets(m, l.pick(r), token)
 		}
 	}
 	if r.IntN(2) == 0 {
@@ -326,9 +325,18 @@ func (l *life) joins(name string, m *machine, r *rand.Rand) {
 	}
 }
 
+// node gives a Machine its Node.
+func (l *life) node(name string) error {
+	_, err := l.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
+		sub: "status"}, func(now fields) (fields, error) {
+		now["status"] = fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}}
+		return now, nil
+	})
+	return err
+}
+
 // quarantine quarantines a Machine by its record.
-func (l *life) quarantine(uid string, r *rand.Rand) {
-	time.Sleep(between(r, 0, 2*time.Minute))
+func (l *life) quarantine(uid string) {
 	for range 60 {
 		_, err := l.server.change(write{by: "admin", kind: named("machineattestations"), namespace: machines, name: uid},
 			func(now fields) (fields, error) {
@@ -360,9 +368,7 @@ func (l *life) thief() {
 		if token == "" {
 			continue
 		}
-		if status, _, err := l.fetch(l.ctx, m, l.pick(r), token); err == nil && status == 200 {
-			l.ledger.serve(token)
-		}
+		l.gets(m, l.pick(r), token)
 	}
 }
 

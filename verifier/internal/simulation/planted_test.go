@@ -15,38 +15,43 @@ import (
 	"testing"
 )
 
-// planted are bugs that the simulation must find. Each replaces a text of the product that occurs once. The overlay of
-// a build has it, so no file of the product names a bug.
+// planted are bugs that the simulation must find by a violation of the invariant that they break. Each replaces a text
+// of the product that occurs once. The overlay of a build has it, so no file of the product names a bug.
 var planted = []struct {
-	name, file, text, by string
+	name, violates, file, text, by string
 }{
-	{"a record is written without its version", "verifier/internal/kube/records/object.go",
+	{"a record is written without its version", `served \d+ configs`, "verifier/internal/kube/records/object.go",
 		"client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{})", "client.MergeFrom(o)"},
-	{"a claim of another Machine counts", "verifier/internal/kube/records/claims.go",
+	{"a claim of another Machine counts", "gives the identity of", "verifier/internal/kube/records/claims.go",
 		"if !kerrors.IsAlreadyExists(err) {", "if kerrors.IsAlreadyExists(err) {\n return nil, nil\n}\nif err != nil {"},
-	{"a quarantine does not stop a redemption", "pkg/record/record.go",
+	{"a quarantine does not stop a redemption", "whose record is quarantined", "pkg/record/record.go",
 		"if rec.Status.Quarantined || rec.Spec.Quarantined {", "if false {"},
-	{"a quarantine in a record does not stop an attestation", "pkg/record/record.go",
+	{"a quarantine in a record does not stop an attestation", "quarantined", "pkg/record/record.go",
 		"if a.Machine.Quarantined() || s.Quarantined || next.Spec.Quarantined {", "if a.Machine.Quarantined() {"},
-	{"a token has one use more", "pkg/record/record.go",
+	{"a token has one use more", "counts 4 uses", "pkg/record/record.go",
 		"if rec.Status.Token.Uses >= rec.Status.Token.MaxUses {", "if rec.Status.Token.Uses > rec.Status.Token.MaxUses {"},
-	{"a joined machine needs no grant", "pkg/record/record.go",
+	{"a joined machine needs no grant", "which joined|had a Node", "pkg/record/record.go",
 		`return reason.Deny(reason.MachineJoined, "Machine %s joined and has no grant", m)`, "return nil"},
-	{"another identity replaces the recorded one", "pkg/record/record.go",
+	{"another identity replaces the recorded one", "replaces the identity", "pkg/record/record.go",
 		"if err := sameIdentity(s.Identity, a.Identity); err != nil {",
 		"s.Identity = a.Identity\nif err := sameIdentity(s.Identity, a.Identity); err != nil {"},
-	{"a join is not latched", "pkg/record/compare.go",
+	{"a join is not latched", "had a Node", "pkg/record/compare.go",
 		"case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):", "case false:"},
-	{"a served use is returned", "verifier/internal/redeem/redeem.go",
+	{"a served use is returned", `served \d+ configs`, "verifier/internal/redeem/redeem.go",
 		"r.unserved.remove(c.ID, before)", "r.markUnserved(ctx, c, id)"},
-	{"a restore of etcd loses the latches", "verifier/internal/kube/restore/guard.go",
+	{"a restore of etcd loses the latches", "was quarantined|had a Node", "verifier/internal/kube/restore/guard.go",
 		"latches := maps.Clone(m.Latches)", "latches := map[string]rule.Latch{}"},
 }
 
-var findPlanted = flag.Uint64("simulation.planted", 0,
-	"the maximum number of seeds to find each planted bug; 0: do not run")
+var (
+	findPlanted = flag.Uint64("simulation.planted", 0,
+		"the maximum number of seeds to find each planted bug; 0: do not run")
 
-var foundSeed = regexp.MustCompile(`--- FAIL: TestSimulation/(\d+)`)
+	failedSeed = regexp.MustCompile(`(?m)^ {4}--- FAIL: TestSimulation/(\d+) .*\n((?: {8}.*\n)+)`)
+)
+
+// finds is how often a run looks for each planted bug.
+const finds = 5
 
 // TestPlantedBugs checks that each bug still fits the product. With -simulation.planted it also runs seeds until each
 // bug is found. That builds the verifier once for each bug.
@@ -66,14 +71,14 @@ func TestPlantedBugs(t *testing.T) {
 				t.Fatalf("%s has the text %d times", bug.file, n)
 			}
 			if *findPlanted > 0 {
-				find(t, at, strings.Replace(string(raw), bug.text, bug.by, 1))
+				find(t, regexp.MustCompile(bug.violates), at, strings.Replace(string(raw), bug.text, bug.by, 1))
 			}
 		})
 	}
 }
 
-// find fails if the simulation does not find a bug: content in place of a file.
-func find(t *testing.T, file, content string) {
+// find fails if the simulation does not find a bug: content in place of a file. It logs how many seeds it needs for one.
+func find(t *testing.T, violation *regexp.Regexp, file, content string) {
 	t.Helper()
 	dir := t.TempDir()
 	changed, overlay, binary := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"),
@@ -89,11 +94,21 @@ func find(t *testing.T, file, content string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	out, err = exec.Command(binary, "-test.run=^TestSimulation$", "-test.failfast",
+	out, _ = exec.Command(binary, "-test.run=^TestSimulation$", "-test.timeout=0",
+		"-simulation.enough="+strconv.Itoa(finds), "-simulation.first="+strconv.FormatUint(*first, 10),
 		"-simulation.seeds="+strconv.FormatUint(*findPlanted, 10)).CombinedOutput()
-	found := foundSeed.FindStringSubmatch(string(out))
-	if err == nil || found == nil {
-		t.Fatalf("not found in %d seeds: %v\n%.2000s", *findPlanted, err, out)
+	found, ran := 0, *findPlanted
+	for i, failed := range failedSeed.FindAllStringSubmatch(string(out), -1) {
+		if last, _ := strconv.ParseUint(failed[1], 10, 64); i+1 == finds {
+			ran = last - *first + 1
+		}
+		if violation.MatchString(failed[2]) {
+			found++
+		}
+		t.Logf("seed %s:\n%s", failed[1], failed[2])
 	}
-	t.Logf("found by seed %s:\n%.1000s", found[1], out)
+	if found == 0 {
+		t.Fatalf("not found in %d seeds\n%.2000s", ran, out)
+	}
+	t.Logf("found %d times in %d seeds", found, ran)
 }

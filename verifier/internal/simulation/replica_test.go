@@ -132,7 +132,7 @@ func (w *world) parts(name string, skew time.Duration, more string) (*process, *
 	p := &process{name: name, log: w.log.With("process", name), client: &client{name: name, server: w.server, dice: w.dice,
 		trace: w.trace, mcs: http.HandlerFunc(serveConfigs), crashed: make(chan struct{})}}
 	parts := backend.NewParts(c, p.log, func() time.Time { return time.Now().Add(skew) }, "v0.0.0-simulation")
-	parts.Transport = p.client
+	parts.Transport, parts.FreeMemory = p.client, func() {}
 	return p, parts, nil
 }
 

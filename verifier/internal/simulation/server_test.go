@@ -41,7 +41,7 @@ type page struct {
 }
 
 func newServer() (*apiServer, error) {
-	scheme, err := kube.NewScheme()
+	scheme, err := kube.Scheme()
 	if err != nil {
 		return nil, err
 	}

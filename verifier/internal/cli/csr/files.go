@@ -44,7 +44,7 @@ var fileKinds = []schema.GroupKind{
 }
 
 func newFileObjects() (*fileObjects, error) {
-	scheme, err := kube.NewScheme()
+	scheme, err := kube.Scheme()
 	return &fileObjects{scheme: scheme, objects: map[schema.GroupKind][]*unstructured.Unstructured{}}, err
 }
 

@@ -20,7 +20,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -330,8 +329,7 @@ func runtimeMetrics() ([]*dto.MetricFamily, error) {
 
 func (k *Process) measure() {
 	if synced, _ := k.inventory.Synced(); synced {
-		// The first lists leave more garbage than any later operation.
-		k.synced.Do(func() { go debug.FreeOSMemory() })
+		k.synced.Do(func() { go k.parts.FreeMemory() })
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -221,8 +220,7 @@ func (b *Front) serve(cert *tls.Certificate) {
 
 func (b *Front) measure() {
 	if synced, _ := b.inventory.Synced(); synced {
-		// The first lists leave more garbage than any later operation.
-		b.synced.Do(func() { go debug.FreeOSMemory() })
+		b.synced.Do(func() { go b.parts.FreeMemory() })
 	}
 	m, now := b.parts.Metrics, b.parts.Now()
 	current := b.inventory.View()

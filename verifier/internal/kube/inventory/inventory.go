@@ -281,7 +281,7 @@ func aboutOf(o *sources.Object) events.Object {
 
 // newWatches creates the sources.
 func (c *Inventory) newWatches(r *rest.Config) error {
-	scheme, err := kube.NewScheme()
+	scheme, err := kube.Scheme()
 	if err != nil {
 		return err
 	}

@@ -77,7 +77,7 @@ func overAPI(t *testing.T, known inventory, log *slog.Logger, objects ...client.
 	if err != nil {
 		t.Fatal(err)
 	}
-	scheme, err := kube.NewScheme()
+	scheme, err := kube.Scheme()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	s.ok(err)
 	s.dyn, err = dynamic.NewForConfig(c.Admin())
 	s.ok(err)
-	scheme, err := kube.NewScheme()
+	scheme, err := kube.Scheme()
 	s.ok(err)
 	s.reader, err = client.New(c.Admin(), client.Options{Scheme: scheme})
 	s.ok(err)

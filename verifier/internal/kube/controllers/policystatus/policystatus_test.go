@@ -53,7 +53,7 @@ func (r *rig) Emit(e events.Event) { r.events = append(r.events, e) }
 
 func newRig(t *testing.T, objects ...client.Object) *rig {
 	t.Helper()
-	scheme, err := kube.NewScheme()
+	scheme, err := kube.Scheme()
 	if err != nil {
 		t.Fatal(err)
 	}

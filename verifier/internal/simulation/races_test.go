@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// everywhere calls f for each front, all at the same time. While they run, it calls during.
+func (l *life) everywhere(f func(*process), during func()) {
+	l.mu.Lock()
+	fronts := slices.Clone(l.fronts)
+	l.mu.Unlock()
+	var all sync.WaitGroup
+	for _, p := range fronts {
+		all.Go(func() { f(p) })
+	}
+	during()
+	all.Wait()
+}
+
+// rush presents a token to all fronts at the same time, more often than it has uses. It reports whether one served it.
+func (l *life) rush(m *machine, token string) bool {
+	var in atomic.Bool
+	for range 2 {
+		l.everywhere(func(p *process) {
+			if l.gets(m, p, token) {
+				in.Store(true)
+			}
+		}, func() {})
+	}
+	return in.Load()
+}
+
+// quarantineDuring quarantines a Machine while all fronts redeem its token.
+func (l *life) quarantineDuring(m *machine, uid, token string, r *rand.Rand) bool {
+	l.everywhere(func(p *process) { l.gets(m, p, token) }, func() {
+		time.Sleep(between(r, 0, 40*time.Millisecond))
+		l.quarantine(uid)
+	})
+	return false
+}
+
+// move enrolls a TPM for another Machine while it attests at all fronts. Only one of the two may have it.
+func (l *life) move(name string, m *machine, r *rand.Rand) {
+	other, err := l.machine(name + "-other")
+	if err != nil {
+		panic(err)
+	}
+	l.enroll(other.name)
+	time.Sleep(between(r, time.Second, 10*time.Second))
+	l.everywhere(func(p *process) {
+		for range 2 {
+			l.proves(m, p)
+		}
+	}, func() {
+		time.Sleep(between(r, 0, 40*time.Millisecond))
+		l.enroll(name)
+		l.enroll(other.name, m.tpm)
+	})
+	for range 3 {
+		time.Sleep(between(r, time.Second, 10*time.Second))
+		l.proves(m, l.pick(r))
+	}
+}
+
+// restore takes a backup of etcd, and restores it later in some of the runs. In between, a machine is quarantined or
+// joins, which no restore may undo. Then an administrator acknowledges the restore.
+func (l *life) restore() {
+	r := l.dice.roll("restore")
+	if r.IntN(3) > 0 {
+		return
+	}
+	m, err := l.machine("revoked")
+	if err != nil {
+		panic(err)
+	}
+	uid := text(l.server.get(named("machines"), machines, m.name).meta(), "uid")
+	for range 20 {
+		if time.Sleep(between(r, time.Second, 10*time.Second)); l.proves(m, l.pick(r)) != "" {
+			break
+		}
+	}
+	time.Sleep(between(r, 0, time.Minute))
+	backup := l.server.backup()
+	if r.IntN(2) == 0 {
+		l.quarantine(uid)
+	} else if err := l.node(m.name); err != nil {
+		panic(err)
+	}
+	time.Sleep(between(r, 5*time.Second, 3*time.Minute))
+	l.mu.Lock()
+	for i := range fleet { // its Machine may be lost, or its quarantine
+		l.out[fmt.Sprintf("worker-%d", i)] = true
+	}
+	l.mu.Unlock()
+	l.ledger.restore(backup)
+	l.server.restore(backup)
+	time.Sleep(between(r, time.Minute, 3*time.Minute))
+	// A process whose clock is ahead noticed the restore later than the administrator's clock says. So the administrator
+	// repeats the acknowledgement, as the condition Degraded asks for it.
+	for range 6 {
+		_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
+			func(now fields) (fields, error) {
+				section(now, "metadata")["annotations"] = fields{
+					"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
+				return now, nil
+			})
+		time.Sleep(time.Minute)
+		l.proves(m, l.pick(r))
+	}
+}
