@@ -47,7 +47,8 @@ func between(r *rand.Rand, low, high time.Duration) time.Duration {
 func (w *world) live(ctx context.Context) (violations []string, served int32, err error) {
 	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{}}
 	w.server.committed = l.ledger.committed
-	for i := range replicas {
+	for i := range replicas { // not at one instant, so that their goroutines draw no jitter in an order of the runtime's
+		time.Sleep(time.Duration(i) * time.Second)
 		name := fmt.Sprintf("front-%d", i)
 		p, err := w.front(ctx, name, w.skew(name))
 		if err != nil {
@@ -56,6 +57,7 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 		l.fronts = append(l.fronts, p)
 		l.actors.Go(func() { l.restarts(i) })
 	}
+	time.Sleep(time.Second)
 	c, err := w.controller(ctx, "controller", w.skew("controller"))
 	if err != nil {
 		return nil, 0, err

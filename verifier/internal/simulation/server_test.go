@@ -221,6 +221,17 @@ func (s *apiServer) deleteOptions(body []byte) (o metav1.DeleteOptions, err erro
 	return o, err
 }
 
+// selectors returns what a list or a watch selects, or "".
+func (q *request) selectors() string {
+	var all string
+	for _, name := range []string{"labelSelector", "fieldSelector", "limit"} {
+		if s := q.query.Get(name); s != "" {
+			all += " " + s
+		}
+	}
+	return all
+}
+
 // matcher returns whether an object is among those that a list or a watch asks for.
 func (q *request) matcher() (func(*object) bool, error) {
 	byLabel, err := labels.Parse(q.query.Get("labelSelector"))

@@ -39,8 +39,7 @@ func (c *client) open(ctx context.Context, q *request, from uint64, initial []*o
 		return nil, err
 	}
 	s := &stream{client: c, ctx: ctx, request: q, matches: matches, at: from, changed: make(chan struct{}, 1),
-		closed: make(chan struct{}), name: c.name + " event " + q.kind.resource + " " + q.namespace + " " +
-			q.query.Get("fieldSelector") + " " + q.query.Get("labelSelector")}
+		closed: make(chan struct{}), name: c.name + " event " + q.kind.resource + " " + q.namespace + q.selectors()}
 	store := c.server.store
 	s.close = sync.OnceFunc(func() {
 		store.mu.Lock()
