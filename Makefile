@@ -66,7 +66,7 @@ simulation: ## SEEDS runs of the simulation, and the bugs that it must find
 	@seq 1 250 $(SEEDS) | xargs -P "$$(nproc)" -I{} env GOMAXPROCS=1 bin/simulation.test -test.timeout=0 \
 		'-test.run=^TestSimulation$$' -simulation.first={} -simulation.seeds=250
 	@go test -vet=off -count=1 -timeout=0 -run '^TestPlantedBugs$$' ./verifier/internal/simulation \
-		-simulation.planted=1000
+		-simulation.planted=500
 
 .PHONY: unit
 unit: ## the Go tests without the race detector, API servers and boot scenarios

@@ -28,8 +28,8 @@ type ledger struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]time.Time{}, joined: map[string]time.Time{},
-		served: map[string]int32{}, holder: map[string]string{}}
+	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]time.Time{},
+		joined: map[string]time.Time{}, served: map[string]int32{}, holder: map[string]string{}}
 }
 
 // violated records a violation. The caller holds the lock.

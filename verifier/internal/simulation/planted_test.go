@@ -77,7 +77,7 @@ func TestPlantedBugs(t *testing.T) {
 	}
 }
 
-// find fails if the simulation does not find a bug: content in place of a file. It logs how many seeds it needs for one.
+// find fails if the simulation does not find a bug: content in place of a file. It logs how many seeds a find needs.
 func find(t *testing.T, violation *regexp.Regexp, file, content string) {
 	t.Helper()
 	dir := t.TempDir()
