@@ -28,8 +28,8 @@ writes the result to the record of the Machine.
 
 FILE is the document with the ticket and the pointer config. Where it is "-", the
 command reads its standard input. "kubectl attest rehearse" and "mcs-attest-verifier
-machine rehearse" create the document. The exit status is 0 only if this machine would
-be attested.`,
+rehearse" create the document. The exit status is 0 only if this machine would be
+attested.`,
 		run: func(ctx context.Context, args []string) error { return a.runRehearse(ctx, args[0]) },
 	}
 }
