@@ -62,6 +62,10 @@ type fakeCluster struct {
 	issued      []*Request
 	fail        map[string]error
 	asked       []string
+	// namespaces are those in which quarantines were searched. stale is returned in place of a
+	// machine's record.
+	namespaces []string
+	stale      *v1alpha1.MachineAttestation
 }
 
 func (w *fakeCluster) ask(what string) error {
@@ -93,6 +97,9 @@ func (w *fakeCluster) RecordByCredential(_ context.Context, id string) (*v1alpha
 }
 
 func (w *fakeCluster) RecordByMachine(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	if w.stale != nil {
+		return w.stale, w.ask("RecordByMachine")
+	}
 	for _, r := range w.records {
 		if r.Status.MachineUID == uid {
 			return r, w.ask("RecordByMachine")
@@ -101,7 +108,8 @@ func (w *fakeCluster) RecordByMachine(_ context.Context, uid string) (*v1alpha1.
 	return nil, w.ask("RecordByMachine")
 }
 
-func (w *fakeCluster) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
+func (w *fakeCluster) Quarantines(_ context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
+	w.namespaces = namespaces
 	return w.quarantines, w.ask("Quarantines")
 }
 
@@ -165,7 +173,7 @@ func (in *input) decide() *Decision {
 		}
 	}
 	d := Decide(context.Background(), FromCSR(&in.csr), &cluster, in.config, now)
-	in.fake.asked = cluster.asked
+	in.fake.asked, in.fake.namespaces = cluster.asked, cluster.namespaces
 	return d
 }
 
@@ -429,8 +437,13 @@ func TestClientWithoutAttestation(t *testing.T) {
 			c.change(in)
 			d := in.decide()
 			want(t, d, c.outcome, c.code)
-			if d.Proven || slices.Contains(in.fake.asked, "RecordByCredential") {
-				t.Error("a record was read, or something proven")
+			if d.Proven || slices.ContainsFunc(in.fake.asked, func(what string) bool {
+				return slices.Contains([]string{"RecordByCredential", "Newer", "Pinned", "Issued", "Quarantines"}, what)
+			}) {
+				t.Errorf("something is proven, or was read: %q", in.fake.asked)
+			}
+			if c := d.Checks[3]; c != (Check{"credential", Skipped, "attestation is off"}) {
+				t.Errorf("%+v", c)
 			}
 		})
 	}
@@ -459,6 +472,10 @@ func TestBootstrapToken(t *testing.T) {
 	in = made()
 	in.csr.Spec.Groups = in.csr.Spec.Groups[1:]
 	want(t, in.decide(), Refuse, reason.CSRRequester)
+	// Two credentials are ambiguous, so the user does not count, either.
+	in = made()
+	in.credential("a", "b")
+	want(t, in.decide(), Refuse, reason.CSRCredential)
 	// The user of another authenticator does not count as a token's.
 	in = honest()
 	in.csr.Spec.Extra = nil
@@ -482,7 +499,11 @@ func TestStandIn(t *testing.T) {
 		in.fake.machines = []Machine{*m}
 		return in
 	}
-	want(t, made().decide(), Approve, 0)
+	d := made().decide()
+	want(t, d, Approve, 0)
+	if !slices.Contains(d.Checks, Check{"age", Skipped, "a stand-in has none"}) {
+		t.Errorf("%+v", d.Checks)
+	}
 	in := made()
 	in.fake.machines[0].Name = "worker-1"
 	want(t, in.decide(), Retry, reason.MachineNotFound)
@@ -494,6 +515,14 @@ func TestStandIn(t *testing.T) {
 	in.fake.machines[0].UID = uidB
 	want(t, in.decide(), Retry, reason.MachineNotFound)
 	in.fake.gone = []Machine{machineOf("worker-9", uidA)}
+	if d = in.decide(); d.Machine == nil || d.Machine.UID != uidB {
+		t.Errorf("it requests the name of %+v", d.Machine)
+	}
+	want(t, d, Deny, reason.CSROtherMachine)
+	// The name of a Machine is known when it has one, and that of a stand-in always.
+	in.fake.gone[0].Addresses = in.fake.gone[0].Addresses[1:]
+	want(t, in.decide(), Retry, reason.MachineNotFound)
+	in.fake.gone[0].StandIn = true
 	want(t, in.decide(), Deny, reason.CSROtherMachine)
 	in = made()
 	in.fake.machines = append(in.fake.machines, machineOf("worker-0", uidB))
@@ -538,6 +567,21 @@ func TestMirroredMachines(t *testing.T) {
 		"two of one API": {func(in *input) {
 			in.fake.machines[1].APIVersion = in.fake.machines[0].APIVersion
 		}, Retry, reason.MachineAmbiguous},
+		"two of Cluster API": {func(in *input) {
+			in.fake.machines[0].APIVersion = in.fake.machines[1].APIVersion
+		}, Retry, reason.MachineAmbiguous},
+		"two, and a third one": {func(in *input) {
+			third := in.fake.machines[1]
+			third.UID = "third"
+			in.fake.machines = append(in.fake.machines, third)
+		}, Retry, reason.MachineAmbiguous},
+		"the Machine API's is being deleted": {func(in *input) { in.fake.machines[0].Deleting = true }, Refuse,
+			reason.MachineDeleting},
+		"the other instance has another name": {func(in *input) {
+			in.fake.machines[0].Addresses[0].Address = "worker-00"
+			in.fake.machines[1].ProviderID += "4"
+			in.recordProvider()
+		}, Deny, reason.CSROtherMachine},
 		"the other is being deleted": {func(in *input) { in.fake.machines[1].Deleting = true }, Refuse,
 			reason.MachineDeleting},
 		"the other has joined": {func(in *input) { in.fake.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
@@ -559,7 +603,11 @@ func TestMirroredMachines(t *testing.T) {
 				if order != "one way round" {
 					slices.Reverse(in.fake.machines)
 				}
-				want(t, in.decide(), c.outcome, c.code)
+				d := in.decide()
+				want(t, d, c.outcome, c.code)
+				if d.Outcome == Approve && (d.Machine.group() == groupClusterAPI) != (name == "Cluster API's counts") {
+					t.Errorf("its Machine is the one of %s", d.Machine.APIVersion)
+				}
 			}
 		})
 	}

@@ -3,6 +3,7 @@
 package approver
 
 import (
+	"bytes"
 	"net"
 	"net/url"
 	"slices"
@@ -116,6 +117,14 @@ func TestAttack_T73_TheNodesCertificate(t *testing.T) {
 		"a request with the name of another machine": {func(in *input) {
 			in.csr.Name = Name(uidB, FromCSR(&in.csr).PublicKeySHA256)
 		}, Refuse, reason.CSRCredential},
+		"a request of no machine": {func(in *input) {
+			in.csr.Name = Name("", FromCSR(&in.csr).PublicKeySHA256)
+			in.fake.records[0].Status.MachineUID = ""
+		}, Refuse, reason.CSRCredential},
+		"the record of another machine": {func(in *input) {
+			in.fake.stale = in.fake.records[0].DeepCopy()
+			in.fake.stale.Status.MachineUID = uidB
+		}, Refuse, reason.CSRCredential},
 		"a verifier that makes no requests": {func(in *input) { in.config.Issuer = "" }, Ignore, 0},
 		"without attestation":               {func(in *input) { in.config.Attestation = false }, Ignore, 0},
 		"a replay after a later attestation": {rec(func(r *v1alpha1.MachineAttestation) {
@@ -156,6 +165,95 @@ func TestAttack_T73_TheNodesCertificate(t *testing.T) {
 			c.change(in)
 			want(t, in.decide(), c.outcome, c.code)
 		})
+	}
+}
+
+// A name belongs to a request only if the verifier made it, for a client certificate.
+func TestIssues(t *testing.T) {
+	key := strings.Repeat("0123456789abcdef", 4)
+	if got := Name("u-1", key); got != "mcs-attest-u-1-0123456789abcdef" {
+		t.Errorf("%q", got)
+	}
+	if got := Name("u-1", "01"); got != "mcs-attest-u-1-01" {
+		t.Errorf("a short key: %q", got)
+	}
+	config := Config{Attestation: true, Issuer: issuer}
+	for name, c := range map[string]struct {
+		config Config
+		change func(*Request)
+		want   string
+	}{
+		"its own":                          {config, func(*Request) {}, "u-1"},
+		"a UID of one character":           {config, func(r *Request) { r.Name = Name("u", key) }, "u"},
+		"no UID":                           {config, func(r *Request) { r.Name = Name("", key) }, ""},
+		"no key":                           {config, func(r *Request) { r.Name = issuedPrefix + "u" }, ""},
+		"another prefix":                   {config, func(r *Request) { r.Name = "csr-u-1" }, ""},
+		"another user":                     {config, func(r *Request) { r.Username = "eve" }, ""},
+		"a serving certificate":            {config, func(r *Request) { r.Kind = Serving }, ""},
+		"without attestation":              {Config{Issuer: issuer}, func(*Request) {}, ""},
+		"no issuer, and a request of none": {Config{Attestation: true}, func(r *Request) { r.Username = "" }, ""},
+	} {
+		r := &Request{Kind: Client, Username: issuer, Name: Name("u-1", key)}
+		c.change(r)
+		if uid, ok := c.config.Issues(r); uid != c.want || ok != (c.want != "") {
+			t.Errorf("%s: %q, %v", name, uid, ok)
+		}
+	}
+}
+
+// The verifier creates a request only if its approver could approve it.
+func TestNewRequest(t *testing.T) {
+	in := certified()
+	rec := in.fake.records[0]
+	made, err := NewRequest(rec, 90*time.Minute, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made.Name != in.csr.Name || *made.Spec.ExpirationSeconds != 5400 ||
+		!bytes.Equal(made.Spec.Request, in.csr.Spec.Request) || made.Spec.SignerName != in.csr.Spec.SignerName {
+		t.Errorf("%+v", made)
+	}
+	made.CreationTimestamp, made.Spec.Username, made.Spec.Groups = in.csr.CreationTimestamp, issuer, in.csr.Spec.Groups
+	in.csr = *made
+	want(t, in.decide(), Approve, 0)
+	for name, c := range map[string]struct {
+		change func(*input, *v1alpha1.MachineAttestation)
+		code   reason.Code
+	}{
+		"no request": {func(_ *input, r *v1alpha1.MachineAttestation) { r.Status.CertificateRequest = nil },
+			reason.CSRCredential},
+		"garbage": {func(_ *input, r *v1alpha1.MachineAttestation) {
+			r.Status.CertificateRequest.Request = []byte("garbage")
+		}, reason.CSRMalformed},
+		"a name of a serving certificate": {func(in *input, r *v1alpha1.MachineAttestation) {
+			in.template.DNSNames = []string{"worker-0"}
+			in.again()
+			r.Status.CertificateRequest.Request = FromCSR(&in.csr).CSR.Raw
+		}, reason.CSRContent},
+		"another key": {func(_ *input, r *v1alpha1.MachineAttestation) { r.Status.CSRKeySHA256 = "k2" },
+			reason.CSRKeyChanged},
+		"a quarantine": {func(_ *input, r *v1alpha1.MachineAttestation) { r.Spec.Quarantined = true },
+			reason.Quarantined},
+	} {
+		in := certified()
+		c.change(in, in.fake.records[0])
+		if made, err := NewRequest(in.fake.records[0], time.Hour, now); made != nil || reason.From(err).Code != c.code {
+			t.Errorf("%s: %v, %v", name, made, err)
+		}
+	}
+	if made, err := NewRequest(nil, time.Hour, now); made != nil || reason.From(err).Code != reason.CSRCredential {
+		t.Errorf("no record: %v, %v", made, err)
+	}
+}
+
+// A refusal is put down to no machine whose record does not exist.
+func TestAttested_WithoutARecord(t *testing.T) {
+	in := certified()
+	in.fake.records = nil
+	d := in.decide()
+	want(t, d, Refuse, reason.CSRCredential)
+	if d.RecordUID != "" || !strings.Contains(d.Denial.Detail, "no record belongs to the machine") {
+		t.Errorf("%q, %v", d.RecordUID, d.Denial)
 	}
 }
 

@@ -136,11 +136,7 @@ func (x *run) enrollments() error {
 	if !x.c.Attestation {
 		return nil
 	}
-	machines := x.found
-	if x.Machine != nil {
-		machines = append(slices.Clone(machines), *x.Machine)
-	}
-	return x.quarantinedBy(machines, x.record)
+	return x.quarantinedBy(x.found, x.record)
 }
 
 // quarantinedBy denies the request if an enrollment quarantines one of the machines.
@@ -374,7 +370,7 @@ func (x *run) newest() error {
 // mayReplace reports whether another request could be approved as the machine's first
 // in place of this one. A request with content that would be refused does not count.
 func (x *run) mayReplace(n *Request) bool {
-	if n.Kind != Client || n.Decided || n.CSR == nil || n.Node() != x.Node || n.PublicKeySHA256 == x.PublicKeySHA256 {
+	if n.Kind != Client || n.Decided || n.Node() != x.Node || n.PublicKeySHA256 == x.PublicKeySHA256 {
 		return false
 	}
 	if attested := x.record.Status.CSRKeySHA256; attested != "" && attested != n.PublicKeySHA256 {

@@ -50,6 +50,19 @@ func TestDecide_ApprovesOnlyTheNewestFirstRequest(t *testing.T) {
 			in.template.Subject.CommonName = "system:node:worker-1"
 		}), Approve, 0},
 		"the newer one's credential ended": {superseded(func(in *input) { in.credential("JTI=ended") }), Approve, 0},
+		"the newer one is for another signer": {func(in *input) {
+			superseded(nil)(in)
+			in.fake.newer[0].Kind = Serving
+		}, Approve, 0},
+		"the newer one is of another user": {superseded(func(in *input) { in.csr.Spec.Username = "eve" }), Approve, 0},
+		"the newer one has the attested key": {func(in *input) {
+			superseded(nil)(in)
+			in.fake.records[0].Status.CSRKeySHA256 = in.fake.newer[0].PublicKeySHA256
+		}, Retry, reason.CSRLimit},
+		"a third key is on the record, and was approved": {func(in *input) {
+			superseded(nil)(in)
+			in.approved(strings.Repeat("3", 64), "worker-0")
+		}, Retry, reason.CSRLimit},
 		"the newer one's key is not the attested": {func(in *input) {
 			superseded(nil)(in)
 			in.fake.records[0].Status.CSRKeySHA256 = in.sum()
@@ -132,6 +145,18 @@ func TestDecide_ReplacesAKeyThatWasNeverApproved(t *testing.T) {
 	}
 }
 
+// The same key again is no replacement, even if its request was never approved.
+func TestDecide_TheKeyOnTheRecordReplacesNone(t *testing.T) {
+	in := honest()
+	in.approved(in.sum(), "worker-0")
+	in.fake.pinned = nil
+	d := in.decide()
+	want(t, d, Approve, 0)
+	if d.Replaces != "" {
+		t.Errorf("it replaces %q", d.Replaces)
+	}
+}
+
 // granted adds an administrator's grant to the record.
 func (in *input) granted(until time.Time) {
 	in.fake.records[0].Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(until)}
@@ -160,6 +185,14 @@ func TestAttack_T54_AnEmptiedRecordDoesNotPermitASecondKey(t *testing.T) {
 			before := in.fake.machines[0].Created.Add(-time.Minute)
 			approved(func(r *Request) { r.Created = before })(in)
 		}, Approve, 0},
+		"another key, 10 s before the Machine, as clocks differ": {func(in *input) {
+			before := in.fake.machines[0].Created.Add(-10 * time.Second)
+			approved(func(r *Request) { r.Created = before })(in)
+		}, Approve, 0},
+		"another key, less than 10 s before the Machine": {func(in *input) {
+			before := in.fake.machines[0].Created.Add(-10*time.Second + 1)
+			approved(func(r *Request) { r.Created = before })(in)
+		}, Refuse, reason.CSRKeyChanged},
 		"another key, and the record has this one": {func(in *input) {
 			approved(func(*Request) {})(in)
 			in.approved(in.sum(), "worker-0")

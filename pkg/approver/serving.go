@@ -196,8 +196,7 @@ func (e *Egress) addresses() (given func(net.IP) bool, err error) {
 	}
 	return func(ip net.IP) bool {
 		return slices.ContainsFunc(e.IPs, func(s string) bool {
-			have := net.ParseIP(s)
-			return have != nil && have.Equal(ip)
+			return net.ParseIP(s).Equal(ip)
 		}) || slices.ContainsFunc(ranges, func(r *net.IPNet) bool { return r.Contains(ip) })
 	}, nil
 }

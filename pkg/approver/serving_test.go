@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +39,8 @@ func TestServing(t *testing.T) {
 			in.csr.Spec.Groups = append(in.csr.Spec.Groups, "more")
 		}, both(Approve, 0)},
 		"a user who calls himself a node": {func(_ *testing.T, in *input) { in.csr.Spec.Username = "node:worker-0" },
+			both(Refuse, reason.CSRRequester)},
+		"a node without a name": {func(_ *testing.T, in *input) { in.csr.Spec.Username = "system:node:" },
 			both(Refuse, reason.CSRRequester)},
 		"a node that is not authenticated": {func(_ *testing.T, in *input) { in.csr.Spec.Groups = []string{"system:nodes"} },
 			both(Refuse, reason.CSRRequester)},
@@ -111,6 +114,12 @@ func TestServing(t *testing.T) {
 		"a renewal of one with a URI": {func(t *testing.T, in *input) {
 			in.renewsUnbound(t, func(c *x509.Certificate) { c.URIs = uri("spiffe://x/y") })
 		}, both(Retry, reason.MachineNotFound)},
+		"a renewal of one with an email address": {func(t *testing.T, in *input) {
+			in.renewsUnbound(t, func(c *x509.Certificate) { c.EmailAddresses = []string{"a@b"} })
+		}, both(Retry, reason.MachineNotFound)},
+		"a handshake without a certificate": {func(_ *testing.T, in *input) {
+			in.fake.machines, in.fake.presented = nil, &Presented{Roots: x509.NewCertPool()}
+		}, both(Retry, reason.MachineNotFound)},
 		"a renewal by another authority": {func(t *testing.T, in *input) {
 			in.renewsUnbound(t, nil)
 			in.fake.presented.Roots = x509.NewCertPool()
@@ -128,6 +137,8 @@ func TestServing(t *testing.T) {
 		}, both(Retry, reason.CSRAddress)},
 		"an egress address": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1") }, both(Approve, 0)},
 		"an egress address of another node": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.2") },
+			both(Retry, reason.CSRAddress)},
+		"an egress address that is none": {func(t *testing.T, in *input) { in.egress(t, "all") },
 			both(Retry, reason.CSRAddress)},
 		"an egress range that is none": {func(t *testing.T, in *input) {
 			in.egress(t, "99.0.1.2")
@@ -156,11 +167,48 @@ func TestServing(t *testing.T) {
 				c.change(t, in)
 				d := in.decide()
 				want(t, d, c.want[i].outcome, c.want[i].code)
-				if d.Proven {
-					t.Error("a serving certificate's request proves no credential")
+				if d.Proven || !mode && slices.Contains(in.fake.asked, "Quarantines") {
+					t.Errorf("a serving certificate's request proves no credential; %q was read", in.fake.asked)
 				}
 			}
 		})
+	}
+}
+
+// What csr explain prints if neither the Machine nor the kubelet has the addresses.
+func TestServing_ExplainsWhatWasNotChecked(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*testing.T, *input)
+		want   []Check
+	}{
+		"no kubelet": {func(_ *testing.T, in *input) { in.fake.fail = map[string]error{"ServingCertificate": errNoKubelet} },
+			[]Check{{"renewal", Skipped, "the kubelet presents no certificate: " + errNoKubelet.Error()},
+				{"egress", Skipped, "the network is not OpenShiftSDN"}}},
+		"no kubelet, and egress addresses": {func(_ *testing.T, in *input) { in.fake.egress = &Egress{} },
+			[]Check{{"renewal", Skipped, "the kubelet presents no certificate"},
+				{"egress", Skipped, "the kubelet presents no certificate"}}},
+	} {
+		in := serving()
+		in.template.DNSNames = []string{"worker-9"}
+		in.fake.machines[0].Addresses = append(in.fake.machines[0].Addresses,
+			corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.1"})
+		c.change(t, in)
+		d := in.decide()
+		want(t, d, Retry, reason.CSRAddress)
+		if !slices.Equal(d.Checks[len(d.Checks)-2:], c.want) {
+			t.Errorf("%s: %+v", name, d.Checks)
+		}
+		if !strings.Contains(d.Denial.Detail, `"worker-9" is not a name of Machine openshift-machine-api/worker-0 (["worker-0"])`) {
+			t.Errorf("%s: %v", name, d.Denial)
+		}
+	}
+	in := serving()
+	in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)}
+	in.fake.machines[0].Addresses = append(in.fake.machines[0].Addresses,
+		corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.1"})
+	if d := in.decide(); !strings.Contains(d.Denial.Detail, `10.0.0.6 is not an address of Machine `+
+		`openshift-machine-api/worker-0 (["10.0.0.5" "192.0.2.1"])`) {
+		t.Errorf("%v", d.Denial)
 	}
 }
 

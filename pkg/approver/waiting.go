@@ -87,10 +87,8 @@ func (r *Request) Newer(all []*certificatesv1.CertificateSigningRequest, limit i
 			continue
 		}
 		i, _ := slices.BinarySearchFunc(newer, o, newestFirst)
-		if i < limit {
-			newer = slices.Insert(newer, i, o)
-			newer = newer[:min(len(newer), limit)]
-		}
+		newer = slices.Insert(newer, i, o)
+		newer = newer[:min(len(newer), limit)]
 	}
 	for _, o := range newer {
 		names = append(names, o.Name)

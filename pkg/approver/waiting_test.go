@@ -306,6 +306,169 @@ func TestCountPending_OmitsRequestsOfRecordedCredentials(t *testing.T) {
 	}
 }
 
+// What counts at the exact limits of an hour, and of which account.
+func TestCountPending_Limits(t *testing.T) {
+	type change = func(*certificatesv1.CertificateSigningRequest)
+	credential := func(id string) change {
+		return func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {id}}
+		}
+	}
+	condition := func(kind certificatesv1.RequestConditionType, why string) change {
+		return func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: kind,
+				Status: corev1.ConditionTrue, Reason: why, LastTransitionTime: metav1.NewTime(began)}}
+		}
+	}
+	created := func(d time.Duration) change {
+		return func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.CreationTimestamp = metav1.NewTime(began.Add(d))
+		}
+	}
+	config := Config{Attestation: true, Issuer: issuer, ServiceAccount: "ns/bootstrapper"}
+	off := config
+	off.Attestation = false
+	for name, c := range map[string]struct {
+		change      change
+		bound, free int // with attestation, and without
+		keys        int // in the index, with attestation
+	}{
+		"a bootstrapper's": {func(*certificatesv1.CertificateSigningRequest) {}, 1, 1, 3},
+		"another signer's": {func(csr *certificatesv1.CertificateSigningRequest) { csr.Spec.SignerName = "x" }, 0, 0, 0},
+		"of a record":      {credential("ours-1"), 0, 1, 4},
+		"of no record":     {credential("another"), 1, 1, 4},
+		"the verifier's":   {func(csr *certificatesv1.CertificateSigningRequest) { csr.Spec.Username = issuer }, 0, 0, 3},
+		"a stranger's":     {func(csr *certificatesv1.CertificateSigningRequest) { csr.Spec.Username = "eve" }, 1, 0, 3},
+		"a node's, with a credential": {func(csr *certificatesv1.CertificateSigningRequest) {
+			credential("ours-1")(csr)
+			csr.Spec.SignerName, csr.Spec.Groups = certificatesv1.KubeletServingSignerName, []string{nodesGroup}
+		}, 1, 1, 2},
+		"an approved one":   {condition(certificatesv1.CertificateApproved, "a person"), 0, 1, 0},
+		"our own approval":  {condition(certificatesv1.CertificateApproved, ownReason), 0, 0, 0},
+		"a denied one":      {condition(certificatesv1.CertificateDenied, "a person"), 0, 1, 0},
+		"an hour old":       {created(-time.Hour), 1, 0, 3},
+		"more than an hour": {created(-time.Hour - time.Second), 0, 0, 3},
+		"less than an hour": {created(-time.Hour + time.Second), 1, 1, 3},
+		"from 9 s later":    {created(9 * time.Second), 1, 1, 3},
+	} {
+		csr := &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(began)},
+			Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+				Username: "system:serviceaccount:ns:bootstrapper"},
+		}
+		c.change(csr)
+		all := []*certificatesv1.CertificateSigningRequest{csr}
+		recorded := func(id string) bool { return isOurs(id) || id == "" }
+		if bound, free := config.CountPending(all, recorded, began), off.CountPending(all, recorded,
+			began); bound != c.bound || free != c.free {
+			t.Errorf("%s: %d count, without attestation %d", name, bound, free)
+		}
+		if keys := config.IndexKeys(csr); len(keys) != c.keys || slices.Contains(keys, KeyCounted) != (c.keys > 0) {
+			t.Errorf("%s: keys %q", name, keys)
+		}
+		may := c.free > 0 || strings.Contains(name, "an hour")
+		if keys := off.IndexKeys(csr); slices.Contains(keys, KeyCounted) != may {
+			t.Errorf("%s: keys without attestation %q", name, keys)
+		}
+		if _, _, ok := off.Pending(csr); ok != may {
+			t.Errorf("%s: may count without attestation: %v", name, ok)
+		}
+	}
+	r := &Request{Name: "csr-0", Created: began.Add(-2 * time.Hour)}
+	for age, want := range map[time.Duration]int{time.Hour: 1, time.Hour + time.Second: 0} {
+		csr := &certificatesv1.CertificateSigningRequest{}
+		csr.CreationTimestamp = metav1.NewTime(began.Add(-age))
+		if got := r.Own([]*certificatesv1.CertificateSigningRequest{csr}, began); got != want {
+			t.Errorf("its own of %v before: %d", age, got)
+		}
+	}
+}
+
+// A machine that may attest can attest many times, each time with another key.
+func TestMayIssue_LimitsTheRequestsOfAMachine(t *testing.T) {
+	made := func(n int, change func(*certificatesv1.CertificateSigningRequest)) (
+		all []certificatesv1.CertificateSigningRequest) {
+		for i := range n {
+			csr := certificatesv1.CertificateSigningRequest{
+				ObjectMeta: metav1.ObjectMeta{Name: Name("u", fmt.Sprint("k", i)),
+					CreationTimestamp: metav1.NewTime(began.Add(-time.Hour))},
+				Spec: certificatesv1.CertificateSigningRequestSpec{Username: issuer,
+					SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName},
+			}
+			if i == 0 && change != nil {
+				change(&csr)
+			}
+			all = append(all, csr)
+		}
+		return all
+	}
+	config := Config{Attestation: true, Issuer: issuer}
+	three := config
+	three.PendingPerMachine = 3
+	for name, c := range map[string]struct {
+		config Config
+		all    []certificatesv1.CertificateSigningRequest
+		ok     bool
+	}{
+		"none":   {config, nil, true},
+		"9":      {config, made(9, nil), true},
+		"10":     {config, made(10, nil), false},
+		"2 of 3": {three, made(2, nil), true},
+		"3 of 3": {three, made(3, nil), false},
+		"4 of 3": {three, made(4, nil), false},
+		"3, one is approved": {three, made(3, func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{
+				{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue}}
+		}), false},
+		"3, one is older than an hour": {three, made(3, func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.CreationTimestamp = metav1.NewTime(began.Add(-time.Hour - time.Second))
+		}), true},
+		"3, one is another account's": {three, made(3, func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Spec.Username = "eve"
+		}), true},
+		"3, one is another machine's": {three, made(3, func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Name = Name("u2", "k")
+		}), true},
+		"3, one is no machine's": {three, made(3, func(csr *certificatesv1.CertificateSigningRequest) {
+			csr.Name = "csr-1"
+		}), true},
+	} {
+		if err := c.config.MayIssue("u", c.all, began); (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		} else if err != nil && !strings.Contains(err.Error(), "CSRLimit") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	three.PendingPerMachine = 1
+	if err := three.MayIssue("", made(1, func(csr *certificatesv1.CertificateSigningRequest) { csr.Name = "x" }),
+		began); err != nil {
+		t.Errorf("a machine without a UID: %v", err)
+	}
+}
+
+// What a cache keeps of many requests is small.
+func TestTrim_OmitsTexts(t *testing.T) {
+	csr := some(rand.New(rand.NewPCG(7, 8)))
+	csr.Spec.Extra = nil
+	updated := metav1.NewTime(began)
+	for _, kind := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved,
+		certificatesv1.CertificateDenied} {
+		csr.Status.Conditions = append(csr.Status.Conditions[:0:0], append(csr.Status.Conditions,
+			certificatesv1.CertificateSigningRequestCondition{Type: kind, Message: strings.Repeat("m", 101),
+				LastUpdateTime: updated, LastTransitionTime: updated})...)
+	}
+	small := Trim(csr)
+	if small.Spec.Extra != nil {
+		t.Errorf("%v", small.Spec.Extra)
+	}
+	for _, c := range small.Status.Conditions[len(small.Status.Conditions)-2:] {
+		want := map[certificatesv1.RequestConditionType]int{certificatesv1.CertificateApproved: 100}[c.Type]
+		if len(c.Message) != want || !c.LastUpdateTime.IsZero() || !c.LastTransitionTime.Equal(&updated) {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 // A trimmed request still identifies its owner.
 func TestTrim_KeepsTheOwner(t *testing.T) {
 	csr := some(rand.New(rand.NewPCG(5, 6)))
