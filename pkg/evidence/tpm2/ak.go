@@ -5,6 +5,7 @@ package tpm2
 import (
 	"crypto"
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -65,10 +66,7 @@ func checkAK(p *public) error {
 	if p.symmetric != 0 {
 		return fmt.Errorf("a signing key with AES of %d bits", p.symmetric)
 	}
-	if p.scheme == algNull {
-		return fmt.Errorf("no fixed signing scheme")
-	}
-	if !akHash(p.schemeHash) {
+	if !akHash(p.schemeHash) { // without a fixed scheme it is zero
 		return fmt.Errorf("signature hash 0x%04x; SHA-256 and SHA-384 are accepted", p.schemeHash)
 	}
 	if !akHash(p.nameAlg) {
@@ -101,7 +99,7 @@ func name(alg uint16, parts ...[]byte) []byte {
 	for _, p := range parts {
 		h.Write(p)
 	}
-	return h.Sum([]byte{byte(alg >> 8), byte(alg)})
+	return h.Sum(binary.BigEndian.AppendUint16(nil, alg))
 }
 
 // endorsementHierarchy is TPM_RH_ENDORSEMENT (Part 2, 7.4), the qualified name of that hierarchy.

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,6 +99,9 @@ func TestGCEInstanceExtension(t *testing.T) {
 		{"only isProduction", func(g *gceName) { g.properties = list(production) }, 0},
 		{"an unknown property", func(g *gceName) { g.properties = list(production, field(9, boolean(true))) },
 			0},
+		{"the last property", func(g *gceName) { g.properties = list(production, field(30, boolean(true))) }, 0},
+		{"properties without a sequence", func(g *gceName) { g.properties = func(*cryptobyte.Builder) {} },
+			reason.EKCertificateInvalid},
 		{"not of production", func(g *gceName) { g.properties = properties(false) }, reason.EKUntrusted},
 		{"no properties", func(g *gceName) { g.properties = nil }, reason.EKUntrusted},
 		{"no isProduction", func(g *gceName) { g.properties = list(field(2, boolean(true))) }, reason.EKUntrusted},
@@ -149,6 +153,31 @@ func TestGCEInstanceExtension(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+	// Each of its five parts is required, and in this order.
+	parts := []func(*cryptobyte.Builder){}
+	for _, s := range []string{"europe-west3-b", "", "project-1", "", "worker-0"} {
+		parts = append(parts, func(b *cryptobyte.Builder) {
+			if s == "" {
+				b.AddASN1Int64(7)
+				return
+			}
+			b.AddASN1(der.UTF8String, func(b *cryptobyte.Builder) { b.AddBytes([]byte(s)) })
+		})
+	}
+	for omitted := range parts {
+		var b cryptobyte.Builder
+		list(slices.Delete(slices.Clone(parts), omitted, omitted+1)...)(&b)
+		_, err := p.endorse(t, p.issue(t, func(cert *x509.Certificate) {
+			cert.ExtraExtensions[0].Value = b.BytesOrPanic()
+		}))
+		if err == nil || !strings.Contains(err.Error(), "instance number or name is missing") {
+			t.Errorf("without part %d: %v", omitted+1, err)
+		}
+	}
+	_, err := p.endorse(t, p.issue(t, func(cert *x509.Certificate) { cert.ExtraExtensions[0].Value = []byte{5, 0} }))
+	if err == nil || !strings.Contains(err.Error(), "not one sequence") {
+		t.Errorf("no sequence: %v", err)
 	}
 	t.Run("the extension twice", func(t *testing.T) {
 		template, err := x509.ParseCertificate(p.issue(t, nil)[0])

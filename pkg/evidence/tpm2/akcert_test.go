@@ -207,6 +207,9 @@ func TestAKCertificates(t *testing.T) {
 		{"of an authority", func(c *x509.Certificate) { c.IsCA = true }, reason.EKCertificateInvalid},
 		{"whose key may sign certificates", func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign; c.IsCA = true },
 			reason.EKCertificateInvalid},
+		{"whose key may sign certificates, although it is no authority's", func(c *x509.Certificate) {
+			c.KeyUsage |= x509.KeyUsageCertSign
+		}, reason.EKCertificateInvalid},
 		{"that ended yesterday", func(c *x509.Certificate) { c.NotAfter = today.AddDate(0, 0, -1) },
 			reason.EKCertificateInvalid},
 		{"that begins in four minutes: clocks differ",
@@ -343,6 +346,12 @@ func TestAttack_T16_AKCertificateChainsThatCostTooMuch(t *testing.T) {
 			_, err := p.endorse(t, chain)
 			denied(t, err, reason.EKCertificateInvalid)
 		})
+	}
+	for size, want := range map[int]string{16384: "x509: ", 16385: "certificate 2 of 16385 bytes; at most 16384"} {
+		_, err := p.endorse(t, [][]byte{chain[0], make([]byte, size)})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
 	}
 }
 
