@@ -121,8 +121,8 @@ func (b *boot) fresh(rawLog []byte) error {
 	starts := [][]byte{make([]byte, len(value))}
 	for _, r := range b.refs {
 		for _, v := range r.PCR11 {
-			if d := v.In(b.bank); v.Phase == "" && len(d) > 0 {
-				starts = append(starts, d)
+			if v.Phase == "" {
+				starts = append(starts, v.In(b.bank))
 			}
 		}
 	}

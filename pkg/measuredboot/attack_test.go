@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-eventlog/testdata"
@@ -378,6 +379,34 @@ func TestAttack_T32_AfterTheCapNothingAttests(t *testing.T) {
 			}
 		}
 	})
+	t.Run("nor without a log, as far as the value shows it", func(t *testing.T) {
+		b := b
+		b.profile, b.log = measuredboot.IdentityOnly, nil
+		for steps, code := range map[string]reason.Code{
+			"cap": reason.PCRCapped, "cap cap": reason.PCRCapped, "cap cap cap": reason.MeasuredBoot,
+			"enter-initrd cap": reason.PCRCapped, "enter-initrd cap cap": reason.PCRCapped,
+			"enter-initrd enter-initrd cap": reason.MeasuredBoot, "cap leave-initrd": reason.PCRCapped,
+			"leave-initrd cap": reason.MeasuredBoot, "leave-initrd": reason.PCRCapped,
+			"leave-initrd sysinit": reason.PCRCapped, "leave-initrd ready": reason.MeasuredBoot,
+			"sysinit": reason.MeasuredBoot,
+			"enter-initrd leave-initrd sysinit ready":         reason.PCRCapped,
+			"enter-initrd cap cap leave-initrd sysinit ready": reason.PCRCapped,
+			"something else": reason.MeasuredBoot,
+		} {
+			v := c.PCR("sha256", 11)
+			for step := range strings.FieldsSeq(steps) {
+				digest := eventlog.Hash(b.bank, []byte(step))
+				if step == "cap" {
+					digest = measuredboot.CapDigest(b.bank)
+				}
+				v = eventlog.Extend(b.bank, v, digest)
+			}
+			b.quoted = map[int][]byte{11: v}
+			if _, err := b.appraise(); reason.From(err) == nil || reason.From(err).Code != code || measuredboot.MayWarn(err) {
+				t.Errorf("%s: %v, expected %v", steps, err, code)
+			}
+		}
+	})
 	t.Run("a log that explains the cap does not help", func(t *testing.T) {
 		b := b
 		b.profile = measuredboot.SecureBoot
@@ -409,6 +438,8 @@ func TestAttack_T33_AlteredInitramfs(t *testing.T) {
 	if f.PCR != 11 || f.Index != 31 || f.Type != "EV_IPL" {
 		t.Errorf("got %+v", f)
 	}
+	b.quoted[11] = eventlog.Extend(b.bank, b.quoted[11], eventlog.Hash(b.bank, []byte(measuredboot.EnterInitrd)))
+	fails(t, b, reason.MeasuredBoot, "the content of section .initrd of ovmf-secureboot-uki")
 	b.profile, b.log = measuredboot.IdentityOnly, nil
 	fails(t, b, reason.MeasuredBoot, "PCR 11")
 }

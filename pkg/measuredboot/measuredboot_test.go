@@ -302,8 +302,12 @@ func TestAppraise_DeniesAQuoteThatDoesNotFitTheProfile(t *testing.T) {
 		"a value of another bank":   func(b *boot) { b.quoted[3] = make([]byte, 48) },
 		"an empty value":            func(b *boot) { b.quoted[11] = nil },
 		"a PCR that does not exist": func(b *boot) { b.quoted[24] = make([]byte, 32) },
+		"a PCR below zero":          func(b *boot) { b.quoted[-1] = make([]byte, 32) },
 		"nothing is quoted":         func(b *boot) { b.quoted = nil },
-		"bank SHA-1":                func(b *boot) { b.bank = 0x0004 },
+		"bank SHA-1, without values": func(b *boot) {
+			b.profile, b.bank, b.quoted = measuredboot.IdentityOnly, 0x0004, map[int][]byte{11: {}}
+		},
+		"bank SHA-1": func(b *boot) { b.bank = 0x0004 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := captured(t, eventlogtest.SecureBootUKI)
