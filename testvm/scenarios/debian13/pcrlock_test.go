@@ -42,7 +42,8 @@ func compare(t *testing.T, what string, got locked, pcr int, sha256, sha384 []by
 	t.Helper()
 	if got.PCR != pcr || got.digest("sha256") != hex.EncodeToString(sha256) ||
 		sha384 != nil && got.digest("sha384") != hex.EncodeToString(sha384) {
-		t.Errorf("%s: systemd-pcrlock has PCR %d, %v, expected PCR %d, %x, %x", what, got.PCR, got.Digests, pcr, sha256, sha384)
+		t.Errorf("%s: systemd-pcrlock has PCR %d, %v, expected PCR %d, %x, %x",
+			what, got.PCR, got.Digests, pcr, sha256, sha384)
 	}
 }
 

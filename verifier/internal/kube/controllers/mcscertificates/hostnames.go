@@ -4,6 +4,7 @@ package mcscertificates
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -13,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 )
 
 // The objects of a cluster that have the names and addresses of its Machine Config Server. Both are named "cluster".
@@ -24,15 +27,16 @@ var (
 // hosts returns the names and addresses that the serving certificate must have. If the configuration lists them, it
 // is those. Otherwise it is the hosts of origins, and those by which the cluster's machines reach the Machine Config
 // Server: the internal name of the API, its virtual addresses (bare metal, vSphere, OpenStack, Nutanix, oVirt), and in
-// Azure Red Hat OpenShift the address of the internal load balancer.
+// Azure Red Hat OpenShift the address of the internal load balancer. If the account may not read an object of the
+// cluster, hosts also returns the other names with the error.
 func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 	hosts := append([]string(nil), r.o.Hostnames...)
 	if r.listed {
 		return hosts, nil
 	}
-	infrastructure, err := r.singleton(ctx, infrastructures)
-	if err != nil {
-		return nil, err
+	infrastructure, forbidden := r.singleton(ctx, infrastructures)
+	if forbidden != nil && !apierrors.IsForbidden(forbidden) {
+		return nil, forbidden
 	}
 	internal, _, _ := unstructured.NestedString(infrastructure, "status", "apiServerInternalURI")
 	if u, err := url.Parse(internal); err == nil && u.Hostname() != "" {
@@ -47,7 +51,7 @@ func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 		}
 	}
 	aro, err := r.singleton(ctx, aroClusters)
-	if err != nil {
+	if err != nil && !apierrors.IsForbidden(err) {
 		return nil, err
 	}
 	balancer, _, _ := unstructured.NestedString(aro, "spec", "apiIntIP")
@@ -56,7 +60,22 @@ func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 			hosts = append(hosts, address)
 		}
 	}
-	return hosts, nil
+	return hosts, errors.Join(forbidden, err)
+}
+
+// knownHosts replaces names that the account may not read by those of the current serving certificate, and stores the
+// error. Otherwise a missing permission would end in an expired certificate. The certificate counts only if a CA of the
+// bundle issued it, so that no writer of the Secret chooses names.
+func (o *objects) knownHosts(hosts []string, err error) ([]string, error) {
+	if !apierrors.IsForbidden(err) {
+		return hosts, err
+	}
+	var s mcscert.Status
+	if invalid := o.describe(&s); invalid != nil || s.Leaf == nil || mcscert.IssuerOf(s.Leaf, s.Bundle) == nil {
+		return nil, err
+	}
+	o.forbidden = err
+	return append(hosts, mcscert.Hosts(s.Leaf)...), nil
 }
 
 // singleton returns the object "cluster" of a kind, or nil if the cluster does not have it.

@@ -298,7 +298,7 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 		if o.legacy, err = r.readLegacy(ctx); err != nil {
 			return o, mcscert.Status{}, err
 		}
-		if hosts, err = r.hosts(ctx); err != nil {
+		if hosts, err = o.knownHosts(r.hosts(ctx)); err != nil {
 			return o, mcscert.Status{}, err
 		}
 	}
@@ -322,7 +322,7 @@ func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
 		s.PointerConfigs, incomplete = r.pointerConfigs.renew(ctx, authorities(s.Bundle, s.CA, o.legacy), true)
 		err = errors.Join(err, incomplete)
 	}
-	return s, err
+	return s, errors.Join(err, o.forbidden)
 }
 
 // describe parses the certificates.

@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -613,6 +614,28 @@ func TestHostNamesOfTheCluster(t *testing.T) {
 		}
 		if !r.c.Status().Leaf.Equal(before.Leaf) {
 			t.Error("the certificate was replaced")
+		}
+		// When it is due, it is renewed with its names, and the finding stays.
+		time.Sleep(time.Until(mcscert.Renewal(before.Leaf)) + time.Hour)
+		if err := r.reconcile(); err == nil {
+			t.Error("a forbidden Infrastructure is no error")
+		}
+		renewed := r.c.Status().Leaf
+		if renewed.Equal(before.Leaf) || !slices.Equal(mcscert.Hosts(renewed), mcscert.Hosts(before.Leaf)) {
+			t.Errorf("at its renewal: until %v, for %v", renewed.NotAfter, mcscert.Hosts(renewed))
+		}
+		if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "apply the component certificates") {
+			t.Errorf("findings %v", f)
+		}
+		// A certificate that no CA of the bundle issued gives no names. Nothing is issued without the names.
+		serving := r.secret(mco, "machine-config-server-tls")
+		serving.Data = installerCA(t, "another", time.Now()).serving(t, corev1.SecretTypeTLS, "other.example.com").Data
+		r.update(serving)
+		if err := r.reconcile(); err == nil || !strings.Contains(err.Error(), "apply the component certificates") {
+			t.Errorf("after a certificate of another CA: %v", err)
+		}
+		if got := r.secret(mco, "machine-config-server-tls"); !reflect.DeepEqual(got.Data, serving.Data) {
+			t.Error("a certificate of another CA was replaced without the names of the cluster")
 		}
 	})
 }

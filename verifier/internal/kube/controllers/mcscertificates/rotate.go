@@ -19,10 +19,11 @@ import (
 const legacyKey = "ca.crt"
 
 // objects are the objects that a pass read; a field is nil if the object does not exist. legacy is read
-// only if the verifier renews the certificates.
+// only if the verifier renews the certificates. forbidden is why names of the cluster are unknown.
 type objects struct {
 	ca, serving    *corev1.Secret
 	bundle, legacy *corev1.ConfigMap
+	forbidden      error
 }
 
 func (r *Reconciler) read(ctx context.Context) (o objects, err error) {
@@ -57,6 +58,7 @@ func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, er
 		return s, err
 	}
 	var failed error
+	forbidden := o.forbidden
 	if s.Case.Ours() {
 		s.PointerConfigs, failed = r.rotate(ctx, o, s.Hosts, force)
 		if o, err = r.read(ctx); err != nil {
@@ -64,7 +66,7 @@ func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, er
 		}
 	}
 	err = o.describe(&s)
-	return s, errors.Join(failed, err)
+	return s, errors.Join(failed, err, forbidden)
 }
 
 func (r *Reconciler) rotate(
