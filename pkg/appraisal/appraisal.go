@@ -104,6 +104,9 @@ type Context struct {
 	Recorded func(v1alpha1.RecordedIdentity) (string, error)
 	// ProvisioningTokens are the currently valid tokens, the current one first.
 	ProvisioningTokens []secret.Bytes
+	// Rehearsal appraises evidence of a rehearsal, which is no evidence for an attestation. It ignores that
+	// the initramfs has ended. The caller must issue nothing for such a verdict.
+	Rehearsal bool
 }
 
 // Verdict is the result of a successful appraisal.

@@ -40,7 +40,7 @@ func stage(claims []byte) (v1alpha1.Stage, error) {
 
 // inTime checks that the policy accepts the stage in which the machine attests.
 func (a *appraisal) inTime() error {
-	if a.stage == v1alpha1.StageRealRoot && !a.Policy.RealRoot {
+	if a.stage == v1alpha1.StageRealRoot && !a.Policy.RealRoot && !a.Rehearsal {
 		return reason.Deny(reason.EvidenceUnacceptable,
 			"the machine attests in the real root; policy %s accepts only the initramfs (stage: Initramfs)", a.Policy.Name)
 	}
@@ -60,7 +60,7 @@ func (a *appraisal) staged() []v1alpha1.EvidenceSummary {
 
 // boot appraises the measured boot by the policy's profile. With the action Warn, a
 // boot that violates the profile causes a warning instead of a denial. A wrong PCR 11
-// is always denied.
+// is always denied, except that a rehearsal runs after the cap.
 func (a *appraisal) boot() error {
 	if a.quote == nil {
 		return nil
@@ -69,7 +69,14 @@ func (a *appraisal) boot() error {
 	if err != nil {
 		return err
 	}
-	result, err := measuredboot.Appraise(a.Policy.Profile, a.quote.Bank, a.quote.PCRs, a.ev.EventLog, refs)
+	pcrs := a.quote.PCRs
+	if a.Rehearsal {
+		var capped bool
+		if pcrs, capped = measuredboot.BeforeCap(a.quote.Bank, pcrs, refs); !capped {
+			a.warnings = append(a.warnings, "nothing capped PCR 11 when the initramfs ended: install components/cap")
+		}
+	}
+	result, err := measuredboot.Appraise(a.Policy.Profile, a.quote.Bank, pcrs, a.ev.EventLog, refs)
 	if err != nil && a.Policy.ProfileAction == v1alpha1.ProfileWarn && measuredboot.MayWarn(err) {
 		a.warnings = append(a.warnings, err.Error())
 		return nil

@@ -16,7 +16,14 @@ import (
 // references returns the reference values of the captured UKI, under a name.
 func references(t *testing.T, name string) measuredboot.ReferenceValues {
 	t.Helper()
-	raw, err := os.ReadFile("../measuredboot/testdata/" + eventlogtest.SecureBootUKI + ".json")
+	r := referencesOf(t, eventlogtest.SecureBootUKI)
+	r.Metadata.Name = name
+	return r
+}
+
+func referencesOf(t *testing.T, capture string) measuredboot.ReferenceValues {
+	t.Helper()
+	raw, err := os.ReadFile("../measuredboot/testdata/" + capture + ".json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +31,6 @@ func references(t *testing.T, name string) measuredboot.ReferenceValues {
 	if err := json.Unmarshal(raw, &r); err != nil {
 		t.Fatal(err)
 	}
-	r.Metadata.Name = name
 	return r
 }
 

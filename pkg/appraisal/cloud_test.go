@@ -22,6 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // cloud is a provider as the appraisal sees it. It records its calls in order.
@@ -74,6 +75,8 @@ type trial struct {
 	asked     []string
 
 	tpm       *softtpmtest.TPM // nil: no TPM is required
+	rehearses bool             // selects the label of its transcript
+	said      transcript.Hash  // of its last answer
 	log       []byte
 	csrSPKI   []byte
 	refs      []measuredboot.ReferenceValues

@@ -34,8 +34,10 @@ func (tr *trial) answer(t *testing.T, c *seal.Challenge, ev *appraisal.Evidence)
 	k := make([]byte, 32)
 	c.EKPublic, c.AKPublic, c.Secret = tr.tpm.EKPublic, tr.tpm.AKPublic, secret.New(k)
 	c.Bank, c.PCRs = tpm2.BankSHA256, slices.Sorted(maps.Keys(tr.tpm.PCRs))
-	said := transcript.Fields{Origin: c.Origin, Pool: c.Pool, Required: transcript.Required(c.Required, c.Bank, c.PCRs),
-		EKSPKI: tr.tpm.EKSPKI[:], AKName: tr.tpm.AKName, CSRSPKI: ev.CSRSPKI, Claims: ev.Claims}.Hash()
+	said := transcript.Fields{Rehearsal: tr.rehearses, Origin: c.Origin, Pool: c.Pool,
+		Required: transcript.Required(c.Required, c.Bank, c.PCRs), EKSPKI: tr.tpm.EKSPKI[:], AKName: tr.tpm.AKName,
+		CSRSPKI: ev.CSRSPKI, Claims: ev.Claims}.Hash()
+	tr.said = said
 	quote, signature, values, err := tr.tpm.Quote(said, c.PCRs)
 	if err != nil {
 		t.Fatal(err)

@@ -34,9 +34,10 @@ func (a *appraisal) verifyTPM() error {
 func (a *appraisal) transcribe() error {
 	c := a.Challenge
 	f := transcript.Fields{
-		Sealed: a.ev.Sealed, Nonce: c.Nonce, Binding: c.Binding, Exporter: c.Exporter, ServerSPKI: a.ev.ServerSPKI,
-		Origin: c.Origin, Pool: c.Pool, Required: transcript.Required(c.Required, c.Bank, c.PCRs),
-		CSRSPKI: a.ev.CSRSPKI, Claims: a.ev.Claims,
+		Rehearsal: a.Rehearsal, Sealed: a.ev.Sealed, Nonce: c.Nonce, Binding: c.Binding, Exporter: c.Exporter,
+		ServerSPKI: a.ev.ServerSPKI, Origin: c.Origin, Pool: c.Pool,
+		Required: transcript.Required(c.Required, c.Bank, c.PCRs),
+		CSRSPKI:  a.ev.CSRSPKI, Claims: a.ev.Claims,
 	}
 	if slices.Contains(c.Required, evidence.TPM2) {
 		ek, err := tpm2.ParseEK(c.EKPublic)

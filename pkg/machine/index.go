@@ -21,6 +21,8 @@ type Index struct {
 	byName     map[name]*Machine
 	// waiting has the EKs that are enrolled for a Machine that does not exist (yet).
 	waiting map[EKHash]*Enrollment
+	// byTicket has the Machines with a ticket for a rehearsal, by its hash.
+	byTicket map[string][]ticketed
 }
 
 // enrolled is a Machine with one of its EKs.
@@ -51,6 +53,7 @@ func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 		byUID:      make(map[string]*Machine, len(in.Machines)),
 		byName:     make(map[name]*Machine, len(in.Machines)),
 		waiting:    map[EKHash]*Enrollment{},
+		byTicket:   map[string][]ticketed{},
 	}, byMetal3: map[name][]name{}}
 	machines := make([]Machine, 0, len(in.Machines)+len(in.Enrollments))
 	machines = append(machines, in.Machines...)
@@ -231,6 +234,9 @@ func (b *builder) attach(e *Enrollment) {
 	}
 	b.combine(m, e)
 	m.quarantined = m.quarantined || e.Spec.Quarantined
+	if t := e.Spec.Rehearsal; t != nil {
+		b.byTicket[t.TicketSHA256] = append(b.byTicket[t.TicketSHA256], ticketed{m, t.Until.Time})
+	}
 	if want := e.Spec.ExpectedProviderID; want != "" {
 		m.expected = append(m.expected, want)
 		if m.ProviderID != "" && NormalProviderID(want) != NormalProviderID(m.ProviderID) {

@@ -29,6 +29,9 @@ type Rules struct {
 	MaxAge time.Duration
 	// EKEnrolled requires that the EK is enrolled. Otherwise another endorsement vouched for it.
 	EKEnrolled bool
+
+	// rehearsed is the UID of a Machine that may attest as with a grant, or "". Only [Rehearsal] sets it.
+	rehearsed string
 }
 
 // Match returns the Machine of an identity if it may attest now. Its cost does not
@@ -54,7 +57,7 @@ func (ix *Index) Match(id Identity, r Rules) (*Machine, error) {
 	if err := ix.fits(m, id, r); err != nil {
 		return nil, err
 	}
-	granted := m.Granted(r.Now)
+	granted := m.Granted(r.Now) || r.rehearsed != "" && r.rehearsed == m.UID
 	switch {
 	case m.quarantined:
 		return nil, reason.Deny(reason.Quarantined, "Machine %s", m)

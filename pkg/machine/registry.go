@@ -43,6 +43,7 @@ type Registry struct {
 	standInProvider multimap[string, *Enrollment]
 	enrolledEK      multimap[EKHash, *Enrollment]
 	enrolledBy      multimap[name, *Enrollment]     // by what they name, see target
+	ticket          multimap[string, *Enrollment]   // by the hash of their ticket for a rehearsal
 	byMetal3        multimap[name, *compactMachine] // by Metal3Machine
 	nodeOf          multimap[string, string]        // Nodes by provider ID
 	shared          map[sharedFields]*sharedFields  // each combination is stored once
@@ -144,6 +145,7 @@ func NewRegistry(pointers userData) *Registry {
 		standInProvider: newMultimap[string, *Enrollment](),
 		enrolledEK:      newMultimap[EKHash, *Enrollment](),
 		enrolledBy:      newMultimap[name, *Enrollment](),
+		ticket:          newMultimap[string, *Enrollment](),
 		byMetal3:        newMultimap[name, *compactMachine](),
 		nodeOf:          newMultimap[string, string](),
 		shared:          map[sharedFields]*sharedFields{},
@@ -220,6 +222,9 @@ func (r *Registry) PutEnrollment(e Enrollment) {
 	for _, h := range e.eks {
 		r.enrolledEK.add(h, &e)
 	}
+	if t := e.Spec.Rehearsal; t != nil {
+		r.ticket.add(t.TicketSHA256, &e)
+	}
 	if ref := e.Spec.MachineRef; ref != nil {
 		r.enrolledBy.add(target(ref), &e)
 		return
@@ -233,6 +238,9 @@ func (r *Registry) PutEnrollment(e Enrollment) {
 
 // reduced returns the enrollment without the fields that the registry does not need.
 func (e Enrollment) reduced() Enrollment {
+	if t, used := e.Spec.Rehearsal, e.Status.Rehearsal; t != nil && used != nil && t.TicketSHA256 == used.TicketSHA256 {
+		e.Spec.Rehearsal = nil // the ticket serves one rehearsal
+	}
 	e.Status, e.ManagedFields, e.ResourceVersion = v1alpha1.MachineAttestationStatus{}, nil, ""
 	return e
 }
@@ -267,6 +275,9 @@ func (r *Registry) dropEnrollment(key name) *v1alpha1.MachineReference {
 	delete(r.enrollments, key)
 	for _, h := range e.eks {
 		r.enrolledEK.remove(h, e)
+	}
+	if t := e.Spec.Rehearsal; t != nil {
+		r.ticket.remove(t.TicketSHA256, e)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
 		r.enrolledBy.remove(target(ref), e)

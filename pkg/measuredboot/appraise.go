@@ -118,19 +118,12 @@ func (b *boot) fresh(rawLog []byte) error {
 			return nil
 		}
 	}
-	starts := [][]byte{make([]byte, len(value))}
-	for _, r := range b.refs {
-		for _, v := range r.PCR11 {
-			if v.Phase == "" {
-				starts = append(starts, v.In(b.bank))
-			}
-		}
-	}
+	begun := starts(b.bank, b.refs)
 	log, err := eventlog.Parse(rawLog, b.bank)
 	if err == nil {
-		starts = append(starts, log.Replay().Value(11))
+		begun = append(begun, log.Replay().Value(11))
 	}
-	for _, start := range starts {
+	for _, start := range begun {
 		if leftFrom(b.bank, start, value) {
 			return reason.Wrap(reason.PCRCapped, onPCR(11, "the value it has while the initramfs runs", "that value, capped"),
 				"profile %s", b.result.Profile)

@@ -4,6 +4,7 @@ package measuredboot
 
 import (
 	"bytes"
+	"maps"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 )
@@ -22,6 +23,37 @@ var laterPhases = []string{"leave-initrd", "sysinit", "ready"}
 // CapDigest returns the digest to extend into PCR 11 of a bank: the hash of [CapLabel]. It is nil
 // for a bank that cannot be appraised.
 func CapDigest(bank uint16) []byte { return eventlog.Hash(bank, []byte(CapLabel)) }
+
+// BeforeCap returns quoted PCR values with the value that PCR 11 had while the initramfs ran, if this value was
+// zero or is a reference value. Only a rehearsal, which grants nothing, may ignore the end of the initramfs.
+// capped reports whether the initramfs ended as it should. If it is false, the values are those quoted.
+func BeforeCap(bank uint16, quoted map[int][]byte, refs []ReferenceValues) (values map[int][]byte, capped bool) {
+	size := eventlog.Size(bank)
+	if value := quoted[11]; size == 0 || len(value) != size {
+		return quoted, false
+	}
+	for _, start := range starts(bank, refs) {
+		if leftFrom(bank, start, quoted[11]) {
+			values = maps.Clone(quoted)
+			values[11] = start
+			return values, true
+		}
+	}
+	return quoted, false
+}
+
+// starts returns the values that PCR 11 may have when the initramfs starts.
+func starts(bank uint16, refs []ReferenceValues) [][]byte {
+	all := [][]byte{make([]byte, eventlog.Size(bank))}
+	for _, r := range refs {
+		for _, v := range r.PCR11 {
+			if v.Phase == "" {
+				all = append(all, v.In(bank))
+			}
+		}
+	}
+	return all
+}
 
 // leftFrom reports whether value results from start by the end of the initramfs: a cap, systemd's
 // phase leave-initrd, or both, and then the later phases of the boot. The initramfs may have been

@@ -87,27 +87,15 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 		}
 		s.Credentials = nil // a third party may have read those on the old disk
 	}
-	if err := sameIdentity(s.Identity, a.Identity); err != nil {
-		if firstUse(s) {
-			return nil, reason.Wrap(reason.PendingApproval, err,
-				"the record of Machine %s is based on first use, so either of the two identities may be right", a.Machine)
-		}
+	if err := consistent(s, a.Machine, a.Identity, a.Endorsement); err != nil {
 		return nil, err
-	}
-	if contested(s) && a.Endorsement == v1alpha1.EndorsementManufacturer {
-		return nil, reason.Deny(reason.PendingApproval,
-			"Machine %s is contested: its record is based on first use, and another identity was proven for it later", a.Machine)
 	}
 	if a.ChallengeID != "" {
 		if err := useChallenge(s, a, now); err != nil {
 			return nil, err
 		}
 	}
-	back := checkCounters(s.TPM, a.TPM)
-	if a.Replayable && s.LastAttested != nil {
-		back = reason.Deny(reason.EvidenceUnacceptable,
-			"Machine %s attested before, and its evidence could be a copy: an instance document has no nonce", a.Machine)
-	}
+	back := notLater(s, a.Machine, a.TPM, a.Replayable)
 	if back != nil {
 		if grant(next, a.Machine, now) == nil {
 			return nil, back
@@ -368,6 +356,33 @@ func begin(rec *v1alpha1.MachineAttestation, m *machine.Machine) *v1alpha1.Machi
 	next.Namespace, next.Name = m.Namespace, m.Name
 	next.Status.MachineUID = m.UID
 	return next
+}
+
+// consistent checks that an attestation agrees with what the record has about the machine's identity.
+func consistent(s *v1alpha1.MachineAttestationStatus, m *machine.Machine, id v1alpha1.RecordedIdentity,
+	by v1alpha1.Endorsement) error {
+	if err := sameIdentity(s.Identity, id); err != nil {
+		if firstUse(s) {
+			return reason.Wrap(reason.PendingApproval, err,
+				"the record of Machine %s is based on first use, so either of the two identities may be right", m)
+		}
+		return err
+	}
+	if contested(s) && by == v1alpha1.EndorsementManufacturer {
+		return reason.Deny(reason.PendingApproval,
+			"Machine %s is contested: its record is based on first use, and another identity was proven for it later", m)
+	}
+	return nil
+}
+
+// notLater returns why the evidence may be older than that of the recorded attestation, or nil.
+func notLater(s *v1alpha1.MachineAttestationStatus, m *machine.Machine, tpm *v1alpha1.TPMCounters,
+	replayable bool) error {
+	if replayable && s.LastAttested != nil {
+		return reason.Deny(reason.EvidenceUnacceptable,
+			"Machine %s attested before, and its evidence could be a copy: an instance document has no nonce", m)
+	}
+	return checkCounters(s.TPM, tpm)
 }
 
 // sameIdentity checks that the presented identity has every recorded component (rule 13
