@@ -129,9 +129,13 @@ func TestAttack_T28_PCR7(t *testing.T) {
 		change func(events) events
 		words  string
 	}{
-		"SecureBoot is 00":         {withValue("SecureBoot", []byte{0}), "expected SecureBoot = 01, seen 00"},
-		"SecureBoot is 02":         {withValue("SecureBoot", []byte{2}), "expected SecureBoot = 01, seen 02"},
-		"SecureBoot is empty":      {withValue("SecureBoot", nil), "seen an empty value"},
+		"SecureBoot is 00":    {withValue("SecureBoot", []byte{0}), "expected SecureBoot = 01, seen 00"},
+		"SecureBoot is 02":    {withValue("SecureBoot", []byte{2}), "expected SecureBoot = 01, seen 02"},
+		"SecureBoot is empty": {withValue("SecureBoot", nil), "seen an empty value"},
+		"SecureBoot has 16 bytes": {withValue("SecureBoot", bytes.Repeat([]byte{0xAB}, 16)),
+			"seen " + strings.Repeat("ab", 16)},
+		"SecureBoot has 17 bytes": {withValue("SecureBoot", bytes.Repeat([]byte{0xAB}, 17)),
+			"seen " + strings.Repeat("ab", 16) + "... (17 bytes)"},
 		"SecureBoot has two bytes": {withValue("SecureBoot", []byte{1, 0}), "expected SecureBoot = 01, seen 0100"},
 		"no platform key":          {withValue("PK", nil), "expected PK = a key"},
 		"db is empty":              {withValue("db", nil), "expected db = a key"},
@@ -442,6 +446,70 @@ func TestAttack_T33_AlteredInitramfs(t *testing.T) {
 	fails(t, b, reason.MeasuredBoot, "the content of section .initrd of ovmf-secureboot-uki")
 	b.profile, b.log = measuredboot.IdentityOnly, nil
 	fails(t, b, reason.MeasuredBoot, "PCR 11")
+}
+
+// The finding names what differs, as far as the log explains the quoted value.
+func TestAttack_T33_TheFindingIsTheFirstDifference(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	firstOfUKI := func(e events) int {
+		return slices.IndexFunc(e, func(e eventlogtest.Event) bool { return e.PCR == 11 })
+	}
+	renamed := honest.happened(t, func(e events) events {
+		i := firstOfUKI(e)
+		e[i] = eventlogtest.New(e[i], 11, e[i].Type, []byte(".other\x00"))
+		return e
+	})
+	fails(t, renamed, reason.MeasuredBoot, "the name of section .linux of ovmf-secureboot-uki")
+	more := honest.happened(t, func(e events) events {
+		return append(e, eventlogtest.New(e[0], 11, eventlog.IPL, []byte(".other\x00")))
+	})
+	fails(t, more, reason.MeasuredBoot, "no more measurements of ovmf-secureboot-uki")
+	// Events that are not measured are not counted.
+	unmeasured := renamed.claimed(t, func(e events) events {
+		i := firstOfUKI(e)
+		skipped := e[i]
+		skipped.Type = eventlog.NoAction
+		return slices.Insert(e, i, skipped)
+	})
+	fails(t, unmeasured, reason.MeasuredBoot, "the name of section .linux of ovmf-secureboot-uki")
+	// The log of another boot explains nothing.
+	honest.quoted[11] = renamed.quoted[11]
+	if f := fails(t, honest, reason.MeasuredBoot, "a value of the reference values"); f.Index != -1 {
+		t.Errorf("%+v", f)
+	}
+	// A capped image that no reference values have is known by its log.
+	unknown := captured(t, eventlogtest.SecureBootUKI)
+	unknown.refs = nil
+	unknown.quoted[11] = eventlog.Extend(unknown.bank, unknown.quoted[11], measuredboot.CapDigest(unknown.bank))
+	fails(t, unknown, reason.PCRCapped)
+}
+
+// A document may list values of PCRs 12 and 13. Another value is not accepted, nor is zero.
+func TestAttack_T33_ListedValuesOfPCR12And13(t *testing.T) {
+	listed := measuredboot.Digests{SHA256: bytes.Repeat([]byte{7}, 32)}
+	for _, pcr := range []int{12, 13} {
+		b := captured(t, eventlogtest.SecureBootUKI).happened(t, func(e events) events {
+			return append(e, eventlogtest.New(e[0], uint32(pcr), eventlog.IPL, []byte("x")))
+		})
+		fails(t, b, reason.MeasuredBoot, "from outside the image")
+		set := func(all ...measuredboot.Digests) {
+			if pcr == 12 {
+				b.refs[0].PCR12 = all
+			} else {
+				b.refs[0].PCR13 = all
+			}
+		}
+		set(listed)
+		if f := fails(t, b, reason.MeasuredBoot, "a value of the reference values"); f.PCR != pcr {
+			t.Errorf("%+v", f)
+		}
+		set(listed, measuredboot.Digests{SHA256: b.quoted[pcr]})
+		passes(t, b)
+		zero := captured(t, eventlogtest.SecureBootUKI)
+		zero.refs = b.refs
+		fails(t, zero, reason.MeasuredBoot, "a value of the reference values", "seen zeros")
+	}
 }
 
 func TestAttack_T33_AlteredCommandLine(t *testing.T) {

@@ -255,6 +255,50 @@ func TestStrictDeniesALogThatWasEdited(t *testing.T) {
 	}
 }
 
+// Boot options differ between honest machines. What only has the name of one is an event like any other.
+func TestStrictIgnoresOnlyWholeBootOptions(t *testing.T) {
+	const end = "\x7f\xff\x04\x00"
+	option := func(paths string) string {
+		return "\x01\x00\x00\x00" + string([]byte{byte(len(paths)), 0}) + "A\x00\x00\x00" + paths
+	}
+	for name, c := range map[string]struct {
+		variables []string // name and value, in turn
+		ignored   bool
+	}{
+		"a boot option":                       {[]string{"Boot0009", option(end)}, true},
+		"without a description":               {[]string{"Boot0009", "\x01\x00\x00\x00\x04\x00\x00\x00" + end}, true},
+		"two paths, and optional data":        {[]string{"BootABCD", option("\x01\x02\x05\x00x"+end) + "data"}, true},
+		"a second BootOrder":                  {[]string{"BootOrder", "\x01\x00\x02\x00"}, false},
+		"two options":                         {[]string{"Boot0009", option(end), "Boot0008", option(end)}, true},
+		"one option twice":                    {[]string{"Boot0009", option(end), "Boot0009", option(end)}, false},
+		"a name that is none":                 {[]string{"Boot000g", option(end)}, false},
+		"a longer name":                       {[]string{"Boot00090", option(end)}, false},
+		"nothing":                             {[]string{"Boot0009", ""}, false},
+		"five bytes":                          {[]string{"Boot0009", option(end)[:5]}, false},
+		"only the lengths":                    {[]string{"Boot0009", option(end)[:6]}, false},
+		"a description without end":           {[]string{"Boot0009", option(end)[:8]}, false},
+		"no path":                             {[]string{"Boot0009", option("")}, false},
+		"a path of three bytes":               {[]string{"Boot0009", option(end[:3])}, false},
+		"a path that is longer than the rest": {[]string{"Boot0009", option(end + end)[:14]}, false},
+		"an element of three bytes":           {[]string{"Boot0009", option("\x01\x02\x03\x00" + end)}, false},
+		"an element that is longer":           {[]string{"Boot0009", option("\x7f\xff\x05\x00")}, false},
+		"half an element at the end":          {[]string{"Boot0009", option(end + "\x7f\xff")}, false},
+		"a path without its end":              {[]string{"Boot0009", option("\x01\x02\x04\x00")}, false},
+	} {
+		b := strictBoot(t).booted(t, func(e events) events {
+			for i := 0; i < len(c.variables); i += 2 {
+				m := eventlogtest.New(e[0], 1, 0x80000002, variable(globalVendor, c.variables[i], c.variables[i+1]))
+				e = slices.Insert(e, separatorOf(t, e, 1), m)
+			}
+			return e
+		})
+		_, err := b.appraise()
+		if (err == nil) != c.ignored || err != nil && !strings.Contains(err.Error(), "of the firmware set ovmf-2022.11") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // The set of a platform that starts its TPM at locality 3. Software that resets the TPM starts it at 0, and can leave
 // the locality out of the log, so that the log replays.
 func TestAttack_T31_AnAcceptedFirmwareStartsTheTPMAtItsLocality(t *testing.T) {

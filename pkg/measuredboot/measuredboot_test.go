@@ -343,7 +343,12 @@ func TestMayWarn_OnlyForTheBootItself(t *testing.T) {
 	}{
 		"Secure Boot is off": {captured(t, eventlogtest.UKI), true},
 		"the log is empty":   {func() boot { b := captured(t, eventlogtest.SecureBootUKI); b.log = nil; return b }(), true},
-		"an unknown UKI":     {captured(t, eventlogtest.SecureBootUKIAltered), false},
+		"the log is another machine's": {func() boot {
+			b := captured(t, eventlogtest.SecureBootUKI)
+			b.log = captured(t, eventlogtest.UKI).log
+			return b
+		}(), true},
+		"an unknown UKI": {captured(t, eventlogtest.SecureBootUKIAltered), false},
 		"PCR 11 is capped": {func() boot {
 			b := captured(t, eventlogtest.SecureBootUKI)
 			b.quoted[11] = capped.Later("capped")
@@ -360,5 +365,8 @@ func TestMayWarn_OnlyForTheBootItself(t *testing.T) {
 		if got := measuredboot.MayWarn(err); got != c.warn {
 			t.Errorf("%s: %t (%v)", name, got, err)
 		}
+	}
+	if measuredboot.MayWarn(reason.Deny(reason.MeasuredBoot, "of unknown origin")) {
+		t.Error("a denial without a finding")
 	}
 }

@@ -3,6 +3,7 @@
 package measuredboot_test
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
@@ -217,12 +218,33 @@ func TestAttack_T71_GRUB(t *testing.T) {
 				return slices.Insert(e, i, said(e[i], "grub_cmd: ", "insmod all_video"))
 			}, 8, []string{"a command of debian-12", `"insmod all_video"`},
 		},
+		"a command that would fill the log": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: linux")
+				return slices.Insert(e, i, said(e[i], "grub_cmd: ", strings.Repeat("x", 161)))
+			}, 8, []string{`seen "` + strings.Repeat("x", 160) + `"...`},
+		},
 		"a text that is not what was measured": {
 			func(t *testing.T, e events) events {
 				i := find(t, e, 8, "grub_cmd: boot")
 				e[i] = another(e[i])
 				return e
 			}, 8, []string{"the digest of a text of GRUB"},
+		},
+		"a text without its end": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: boot")
+				e[i].Data = bytes.TrimRight(e[i].Data, "\x00")
+				return e
+			}, 8, []string{"the digest of a text of GRUB"},
+		},
+		"nothing after the command line": {
+			func(t *testing.T, e events) events {
+				return slices.DeleteFunc(e, func(x eventlogtest.Event) bool {
+					return x.PCR == 8 && (bytes.HasPrefix(x.Data, []byte("grub_cmd: initrd")) ||
+						bytes.HasPrefix(x.Data, []byte("grub_cmd: boot")))
+				})
+			}, 8, []string{"the command initrd of debian-12", "seen none"},
 		},
 		"another kernel that the same key signed": {
 			func(t *testing.T, e events) events {
