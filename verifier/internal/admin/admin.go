@@ -65,6 +65,8 @@ type Machine struct {
 	Quarantined bool       `json:"quarantined,omitempty"`
 	// Reattest is when the grant to attest again expires.
 	Reattest *time.Time `json:"reattest,omitempty"`
+	// Rehearsal is the SHA-256 of the ticket of an open rehearsal.
+	Rehearsal string `json:"rehearsal,omitempty"`
 	// Record is nil if nothing was recorded yet.
 	Record *v1alpha1.MachineAttestationStatus `json:"record,omitempty"`
 }
@@ -78,6 +80,9 @@ func About(m *machine.Machine) Machine {
 	if e := m.Enrollment; e != nil && e.Spec.Reattest != nil {
 		until := e.Spec.Reattest.Until.Time
 		entry.Reattest = &until
+	}
+	if e := m.Enrollment; e != nil && e.Spec.Rehearsal != nil {
+		entry.Rehearsal = e.Spec.Rehearsal.TicketSHA256
 	}
 	return entry
 }

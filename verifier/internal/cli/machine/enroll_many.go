@@ -42,7 +42,7 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 	}
 	todo := slices.DeleteFunc(slices.Clone(all),
 		func(m *v1alpha1.MachineAttestation) bool { return operator.Enrolled(s, m) })
-	bar := progressBar(cmd.ErrOrStderr(), len(todo))
+	bar := progressBar(cmd.ErrOrStderr(), "enrolling", len(todo))
 	var written []*v1alpha1.MachineAttestation
 	for _, m := range todo {
 		done, err := write(ctx, b, o, m)
@@ -64,11 +64,11 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 }
 
 // progressBar is a bar on a terminal, nil elsewhere: there each machine has its line.
-func progressBar(out io.Writer, n int) *progressbar.ProgressBar {
+func progressBar(out io.Writer, what string, n int) *progressbar.ProgressBar {
 	if !terminal(out) {
 		return nil
 	}
-	return progressbar.NewOptions(n, progressbar.OptionSetWriter(out), progressbar.OptionSetDescription("enrolling"),
+	return progressbar.NewOptions(n, progressbar.OptionSetWriter(out), progressbar.OptionSetDescription(what),
 		progressbar.OptionShowCount(), progressbar.OptionFullWidth(), progressbar.OptionClearOnFinish())
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package machine has the commands about machines: status, explain, enroll, approve, forget,
-// quarantine and reattest.
+// quarantine, reattest and rehearse.
 package machine
 
 import (
@@ -14,6 +14,6 @@ import (
 func Commands(e *env.Env) []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(e), explainCommand(e), enrollCommand(e), approveCommand(e), forgetCommand(e), quarantineCommand(e),
-		reattestCommand(e),
+		reattestCommand(e), rehearseCommand(e),
 	}
 }
