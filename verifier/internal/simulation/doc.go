@@ -2,8 +2,8 @@
 
 // Package simulation runs whole verifiers in one process against a model of the API server. It has only tests.
 //
-// The processes run unmodified in a bubble of testing/synctest: several fronts and a controller, as the commands
-// serve and controller wire them. The model replaces the network: each process sends its requests through
+// The processes run unmodified in a bubble of testing/synctest: several fronts and two controllers with one lease, as
+// the commands serve and controller wire them. The model replaces the network: each process sends its requests through
 // [backend.Parts.Transport]. The model has the semantics of an API server on one etcd: optimistic locking, watches,
 // preconditions, subresources. It also has the failures: slow, refused and lost answers, late watch events,
 // partitions, and a restore of etcd.
@@ -12,8 +12,9 @@
 // name determines. So the order in which goroutines ask for their times has no effect.
 //
 // A seed repeats its schedule of failures, restarts, attackers and administrators. The runtime's own choices remain:
-// the order of a map, and of goroutines that wake at one instant. So a second run of a failing seed may pass. Run it
-// again with -simulation.first=SEED -simulation.seeds=1 -simulation.trace.
+// the order of a map, the case that a select takes, and the order of goroutines that wake at one instant. That order
+// also decides which of them gets which jitter. So a second run of a failing seed may pass. Run it again with
+// GOMAXPROCS=1, -simulation.first=SEED -simulation.seeds=1 -simulation.trace.
 //
 // [backend.Parts.Transport]: github.com/mcs-attest/mcs-attest/verifier/internal/backend.Parts.Transport
 package simulation

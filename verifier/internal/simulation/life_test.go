@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,8 +20,9 @@ const (
 	// faults is how long anything may fail, and calm how long an honest machine may need after that.
 	faults = 6 * time.Minute
 	calm   = 6 * time.Minute
-	// replicas is the number of fronts, and fleet that of machines.
+	// replicas is the number of fronts, leaders that of controllers, and fleet that of machines.
 	replicas = 3
+	leaders  = 2
 	fleet    = 5
 )
 
@@ -30,12 +32,13 @@ type life struct {
 	ledger *ledger
 	ctx    context.Context
 
-	mu     sync.Mutex
-	fronts []*process
-	tokens []string // that a thief copied
-	in     map[string]bool
-	out    map[string]bool // machines that need not get in
-	actors sync.WaitGroup
+	mu          sync.Mutex
+	fronts      []*process
+	controllers []*process
+	tokens      []string // that a thief copied
+	in          map[string]bool
+	out         map[string]bool // machines that need not get in
+	actors      sync.WaitGroup
 }
 
 func between(r *rand.Rand, low, high time.Duration) time.Duration {
@@ -45,30 +48,37 @@ func between(r *rand.Rand, low, high time.Duration) time.Duration {
 // live runs the whole life. It returns the violations of the invariants, and the number of configs that the gates
 // served.
 func (w *world) live(ctx context.Context) (violations []string, served int32, err error) {
-	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{}}
+	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{},
+		fronts: make([]*process, replicas), controllers: make([]*process, leaders)}
 	w.server.committed = l.ledger.committed
-	for i := range replicas { // not at one instant, so that their goroutines draw no jitter in an order of the runtime's
-		time.Sleep(time.Duration(i) * time.Second)
-		name := fmt.Sprintf("front-%d", i)
-		p, err := w.front(ctx, name, w.skew(name))
-		if err != nil {
+	restores := w.dice.roll("restores").IntN(3) == 0
+	start := func(all []*process, i int, kind string, one starter, restart bool) error {
+		name := fmt.Sprint(kind, "-", i)
+		if all[i], err = one(ctx, name, w.skew(name)); err == nil && restart {
+			l.actors.Go(func() { l.restarts(all, i, name, one) })
+		}
+		time.Sleep(time.Second) // so that the goroutines of two processes draw no jitter in an order of the runtime's
+		return err
+	}
+	for i := range replicas {
+		if err := start(l.fronts, i, "front", w.front, true); err != nil {
 			return nil, 0, err
 		}
-		l.fronts = append(l.fronts, p)
-		l.actors.Go(func() { l.restarts(i) })
 	}
-	time.Sleep(time.Second)
-	c, err := w.controller(ctx, "controller", w.skew("controller"))
-	if err != nil {
-		return nil, 0, err
+	for i := range leaders { // if both restart after a restore, before one repairs the records, they cannot do it
+		if err := start(l.controllers, i, "controller", w.controller, !restores); err != nil {
+			return nil, 0, err
+		}
 	}
-	l.actors.Go(func() { l.weather(c) })
+	l.actors.Go(l.weather)
 	for i := range fleet {
 		l.actors.Go(func() { l.machineLife(fmt.Sprintf("worker-%d", i)) })
 	}
-	l.actors.Go(func() { l.restore() })
-	l.actors.Go(func() { l.thief() })
-	l.actors.Go(func() { l.stranger() })
+	if restores {
+		l.actors.Go(l.restore)
+	}
+	l.actors.Go(l.thief)
+	l.actors.Go(l.stranger)
 	l.actors.Wait()
 	for i := range fleet {
 		if name := fmt.Sprintf("worker-%d", i); !l.in[name] && !l.out[name] {
@@ -77,7 +87,7 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 			l.ledger.mu.Unlock()
 		}
 	}
-	for _, p := range append(l.fronts, c) {
+	for _, p := range l.processes() {
 		p.end()
 	}
 	violations, served = l.ledger.found()
@@ -97,6 +107,15 @@ func (w *world) skew(name string) time.Duration {
 	return between(w.dice.roll("skew of "+name), -4*time.Minute, 4*time.Minute)
 }
 
+// starter starts a process.
+type starter func(ctx context.Context, name string, skew time.Duration) (*process, error)
+
+func (l *life) processes() []*process {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Concat(l.controllers, l.fronts)
+}
+
 func (l *life) pick(r *rand.Rand) *process {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,12 +126,10 @@ func (l *life) pick(r *rand.Rand) *process {
 func (l *life) over() bool { return time.Since(epoch) > faults }
 
 // weather changes what fails, for one process after another. A partition lasts less than a minute.
-func (l *life) weather(controller *process) {
+func (l *life) weather() {
 	r := l.dice.roll("weather")
 	for !l.over() {
-		l.mu.Lock()
-		all := append([]*process{controller}, l.fronts...)
-		l.mu.Unlock()
+		all := l.processes()
 		w := weather{slow: r.Float64() / 20}
 		switch r.IntN(6) {
 		case 0:
@@ -134,36 +151,33 @@ func (l *life) weather(controller *process) {
 			p.client.set(weather{})
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range append([]*process{controller}, l.fronts...) {
+	for _, p := range l.processes() {
 		p.client.set(weather{})
 	}
 }
 
-// restarts restarts a front.
-func (l *life) restarts(i int) {
-	r := l.dice.roll(fmt.Sprint("restarts of ", i))
+// restarts restarts a process again and again. It is one of all.
+func (l *life) restarts(all []*process, i int, name string, one starter) {
+	r := l.dice.roll("restarts of " + name)
 	for n := 1; ; n++ {
 		time.Sleep(between(r, 30*time.Second, 5*time.Minute))
 		if l.over() {
 			return
 		}
 		l.mu.Lock()
-		old := l.fronts[i]
+		old := all[i]
 		l.mu.Unlock()
 		if r.IntN(2) == 0 {
 			old.crash()
 		}
 		old.end()
 		time.Sleep(between(r, time.Second, 20*time.Second))
-		name := fmt.Sprintf("front-%d", i)
-		next, err := l.front(l.ctx, name, l.skew(name))
+		next, err := one(l.ctx, name, l.skew(name))
 		if err != nil {
 			panic(err)
 		}
 		l.mu.Lock()
-		l.fronts[i] = next
+		all[i] = next
 		l.mu.Unlock()
 	}
 }
@@ -256,21 +270,6 @@ func (l *life) excuse(name string) {
 	l.out[name] = true
 }
 
-// rival is a second TPM that an administrator enrolls for the Machine. The first of the two to attest is the Machine's.
-func (l *life) rival(name string, m *machine) {
-	r := l.dice.roll("rival of " + name)
-	tpm, err := softtpmtest.New()
-	if err != nil {
-		panic(err)
-	}
-	l.enroll(name, m.tpm, tpm)
-	own := &machine{name: name + "-rival", address: "198.51.100.3:40000", tpm: tpm}
-	for !l.over() {
-		time.Sleep(between(r, time.Second, 30*time.Second))
-		l.proves(own, l.pick(r))
-	}
-}
-
 // enroll enrolls TPMs for a Machine.
 func (l *life) enroll(name string, tpms ...*softtpmtest.TPM) {
 	var all []string
@@ -354,38 +353,5 @@ func (l *life) quarantine(uid string) {
 			return
 		}
 		time.Sleep(5 * time.Second)
-	}
-}
-
-// thief presents tokens of others.
-func (l *life) thief() {
-	m := &machine{name: "thief", address: "198.51.100.1:40000"}
-	for r := l.dice.roll("thief"); !l.over(); time.Sleep(between(r, time.Second, 20*time.Second)) {
-		l.mu.Lock()
-		token := ""
-		if n := len(l.tokens); n > 0 {
-			token = l.tokens[r.IntN(n)]
-		}
-		l.mu.Unlock()
-		if token == "" {
-			continue
-		}
-		l.gets(m, l.pick(r), token)
-	}
-}
-
-// stranger attests with a TPM that no administrator enrolled.
-func (l *life) stranger() {
-	tpm, err := softtpmtest.New()
-	if err != nil {
-		panic(err)
-	}
-	m := &machine{name: "stranger", address: "198.51.100.2:40000", tpm: tpm}
-	for r := l.dice.roll("stranger"); !l.over(); time.Sleep(between(r, 5*time.Second, 40*time.Second)) {
-		if token, err := l.attest(l.ctx, m, l.pick(r)); err == nil {
-			l.ledger.mu.Lock()
-			l.ledger.violated("a stranger gets the token %s", claimsOf(token).ID)
-			l.ledger.mu.Unlock()
-		}
 	}
 }

@@ -71,13 +71,10 @@ func (l *life) move(name string, m *machine, r *rand.Rand) {
 	}
 }
 
-// restore takes a backup of etcd, and restores it later in some of the runs. In between, a machine is quarantined or
-// joins, which no restore may undo. Then an administrator acknowledges the restore.
+// restore takes a backup of etcd, and restores it later. In between, a machine is quarantined or joins. No restore may
+// undo that. Then an administrator acknowledges the restore.
 func (l *life) restore() {
 	r := l.dice.roll("restore")
-	if r.IntN(3) > 0 {
-		return
-	}
 	m, err := l.machine("revoked")
 	if err != nil {
 		panic(err)

@@ -171,6 +171,9 @@ func (w *world) controller(ctx context.Context, name string, skew time.Duration)
 	if err != nil {
 		return nil, err
 	}
+	if err := os.Setenv("POD_NAME", name); err != nil { // which the controller reads in New
+		return nil, err
+	}
 	k, err := controllers.New(parts)
 	if err != nil {
 		return nil, err
