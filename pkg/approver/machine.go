@@ -139,12 +139,9 @@ func (m *Machine) named(node string) bool {
 	if m.StandIn {
 		return m.Name == node
 	}
-	for _, a := range m.Addresses {
-		if a.Type == corev1.NodeInternalDNS && sameDNS(a.Address, node) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.Addresses, func(a corev1.NodeAddress) bool {
+		return a.Type == corev1.NodeInternalDNS && sameDNS(a.Address, node)
+	})
 }
 
 // hasInternalDNS reports whether the name of the machine's node is known.

@@ -3,6 +3,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"net/http"
@@ -97,9 +98,7 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 		return nil, err
 	}
 	res := &answer{parts: [][]byte{rec.body}, contentType: rec.header.Get("Content-Type"), passed: rec.rendered}
-	if res.contentType == "" {
-		res.contentType = "application/json"
-	}
+	res.contentType = cmp.Or(res.contentType, "application/json")
 	if r.Method == http.MethodHead && !own {
 		g.cache.put(q, g.Now(), res)
 	}

@@ -142,18 +142,10 @@ type Config struct {
 
 // New returns the gate.
 func New(c Config) http.Handler {
-	if c.UpstreamTimeout == 0 {
-		c.UpstreamTimeout = 8 * time.Second
-	}
-	if c.AnswerTimeout == 0 {
-		c.AnswerTimeout = 9 * time.Second
-	}
-	if c.MaxConfig == 0 {
-		c.MaxConfig = 16 << 20
-	}
-	if c.Concurrent == 0 {
-		c.Concurrent = 32
-	}
+	c.UpstreamTimeout = cmp.Or(c.UpstreamTimeout, 8*time.Second)
+	c.AnswerTimeout = cmp.Or(c.AnswerTimeout, 9*time.Second)
+	c.MaxConfig = cmp.Or(c.MaxConfig, 16<<20)
+	c.Concurrent = cmp.Or(c.Concurrent, 32)
 	if c.CorrelationID == nil {
 		c.CorrelationID = func() string { return "" }
 	}

@@ -46,8 +46,7 @@ func (d Document) DecodeKnown(into any) []Problem {
 
 // wrongType describes a value that does not have the field's type.
 func (d Document) wrongType(err error) Problem {
-	var wrong *gojson.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*gojson.UnmarshalTypeError](err); ok {
 		field, line := d.fieldOf(wrong)
 		p := Problem{File: d.File, Line: line, What: fmt.Sprintf("%s is a %s", field, jsonName(wrong.Value)),
 			Want: "a " + typeName(wrong.Type) + " is required"}

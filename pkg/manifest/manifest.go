@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,12 +65,7 @@ func (p Problem) Error() string {
 
 // Failed reports whether a problem is not just a warning.
 func Failed(problems []Problem) bool {
-	for _, p := range problems {
-		if !p.Warning {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(problems, func(p Problem) bool { return !p.Warning })
 }
 
 // Document is one object of a file.

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/hex"
 	"fmt"
+	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 )
@@ -265,12 +266,7 @@ func fits(bank uint16, list []Digests, value []byte) bool {
 	if len(list) == 0 {
 		return isZero(value)
 	}
-	for _, d := range list {
-		if d.is(bank, value) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(d Digests) bool { return d.is(bank, value) })
 }
 
 // phase11 returns the phase for which the document has this value of PCR 11.

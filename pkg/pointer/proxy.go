@@ -3,6 +3,7 @@
 package pointer
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,9 +32,7 @@ func (c *Config) Proxy(s Source) (*url.URL, error) {
 		return nil, nil
 	}
 	port := target.Port()
-	if port == "" {
-		port = defaultPorts[target.Scheme]
-	}
+	port = cmp.Or(port, defaultPorts[target.Scheme])
 	for _, item := range p.NoProxy {
 		for entry := range strings.SplitSeq(string(item), ",") {
 			if bypasses(strings.ToLower(strings.TrimSpace(entry)), strings.ToLower(target.Hostname()), port) {

@@ -63,8 +63,7 @@ func From(err error) *Denial {
 	if err == nil {
 		return nil
 	}
-	var d *Denial
-	if errors.As(err, &d) {
+	if d, ok := errors.AsType[*Denial](err); ok {
 		return d
 	}
 	return &Denial{Code: Internal, Err: err}

@@ -17,6 +17,7 @@
 package record
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -403,18 +404,10 @@ func sameIdentity(recorded, presented v1alpha1.RecordedIdentity) error {
 }
 
 func merge(recorded, presented v1alpha1.RecordedIdentity) v1alpha1.RecordedIdentity {
-	if recorded.EKSHA256 == "" {
-		recorded.EKSHA256 = presented.EKSHA256
-	}
-	if recorded.AKSHA256 == "" {
-		recorded.AKSHA256 = presented.AKSHA256
-	}
-	if recorded.ProviderID == "" {
-		recorded.ProviderID = presented.ProviderID
-	}
-	if recorded.InstanceID == "" {
-		recorded.InstanceID = presented.InstanceID
-	}
+	recorded.EKSHA256 = cmp.Or(recorded.EKSHA256, presented.EKSHA256)
+	recorded.AKSHA256 = cmp.Or(recorded.AKSHA256, presented.AKSHA256)
+	recorded.ProviderID = cmp.Or(recorded.ProviderID, presented.ProviderID)
+	recorded.InstanceID = cmp.Or(recorded.InstanceID, presented.InstanceID)
 	return recorded
 }
 

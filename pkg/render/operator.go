@@ -4,6 +4,7 @@ package render
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -87,9 +88,7 @@ func (in Input) base(pool *Pool) (base, error) {
 	case in.Streams == nil:
 		return base{"", in.Controller.Spec.BaseOSContainerImage, in.Controller.Spec.BaseOSExtensionsContainerImage}, nil
 	}
-	if name == "" {
-		name = in.Streams.Status.DefaultStream
-	}
+	name = cmp.Or(name, in.Streams.Status.DefaultStream)
 	for _, s := range in.Streams.Status.AvailableStreams {
 		if s.Name == name {
 			return base{s.Name, string(s.OSImage), string(s.OSExtensionsImage)}, nil

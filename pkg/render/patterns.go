@@ -91,12 +91,7 @@ func (p *pattern) in(text []byte) bool {
 	if p.right == nil {
 		return p.re.Match(text)
 	}
-	for _, at := range p.re.FindAllSubmatch(text, -1) {
-		if p.right(at) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.re.FindAllSubmatch(text, -1), p.right)
 }
 
 // patterns are the secrets that are visible in a text. docs/configs.md lists them.

@@ -3,6 +3,7 @@
 package restore
 
 import (
+	"cmp"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -39,9 +40,7 @@ func (l Latch) Stricter(other Latch) Latch {
 	if l.usedLess(other) {
 		l.GrantUsed, l.GrantAttestations = other.GrantUsed, other.GrantAttestations
 	}
-	if l.Node == "" {
-		l.Node = other.Node
-	}
+	l.Node = cmp.Or(l.Node, other.Node)
 	return l
 }
 

@@ -29,8 +29,7 @@ func offline(err error, addresses []net.Addr, servers []string) bool {
 	if errors.Is(err, errNoAddress) || errors.Is(err, syscall.ENETUNREACH) {
 		return true
 	}
-	var name *net.DNSError
-	if errors.As(err, &name) && len(servers) == 0 {
+	if _, ok := errors.AsType[*net.DNSError](err); ok && len(servers) == 0 {
 		return true
 	}
 	for _, a := range addresses {

@@ -4,6 +4,7 @@ package client
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -28,9 +29,7 @@ func (d *Dialer) tunnel(ctx context.Context, address string) (net.Conn, error) {
 		return nil, fmt.Errorf("a proxy over %s is not supported", d.Proxy.Scheme)
 	}
 	port := d.Proxy.Port()
-	if port == "" {
-		port = "80"
-	}
+	port = cmp.Or(port, "80")
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(d.Proxy.Hostname(), port))
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)

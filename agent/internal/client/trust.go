@@ -171,8 +171,7 @@ func (d *Dialer) HTTPClient() *http.Client {
 // Plain removes the URL from an error of net/http. The console already shows the URL, and a URL may
 // contain a secret.
 func Plain(err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
 	}
 	return err

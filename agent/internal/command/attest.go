@@ -3,6 +3,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/fips140"
 	"crypto/x509"
@@ -59,16 +60,13 @@ func (a *agent) runAttest(ctx context.Context) error {
 		var unchanged *skipped
 		if errors.As(err, &unchanged) {
 			hint := faultHint(err)
-			if hint == "" {
-				hint = "remove mcs-attest=require, or point the machine at a server that attests"
-			}
+			hint = cmp.Or(hint, "remove mcs-attest=require, or point the machine at a server that attests")
 			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require demands an attestation", unchanged), hint}
 		}
 		return err
 	default:
 		err := a.attestMachine(ctx, machine)
-		var unchanged *skipped
-		if errors.As(err, &unchanged) {
+		if unchanged, ok := errors.AsType[*skipped](err); ok {
 			a.console.Step("%v", unchanged)
 			a.console.Hint(faultHint(unchanged))
 			return nil
@@ -333,8 +331,7 @@ func advice(err error) string {
 
 // faultHint returns the hint of a *metadata.Fault in err, or "".
 func faultHint(err error) string {
-	var fault *metadata.Fault
-	if errors.As(err, &fault) {
+	if fault, ok := errors.AsType[*metadata.Fault](err); ok {
 		return fault.Hint
 	}
 	return ""

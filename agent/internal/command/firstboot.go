@@ -243,8 +243,7 @@ func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t fl
 			return nil, err
 		}
 		why := err.Error()
-		var unchanged *flow.Unchanged
-		if errors.As(err, &unchanged) {
+		if unchanged, ok := errors.AsType[*flow.Unchanged](err); ok {
 			why = unchanged.Why
 			if unchanged.Open {
 				a.console.Step("no token is needed: %s", why)

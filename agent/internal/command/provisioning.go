@@ -34,8 +34,7 @@ func (a *agent) imageToken(machine *pointer.Config, origin string) secret.Bytes 
 	}
 	if err != nil {
 		a.console.Step("the provisioning token of the image is not used: %v", err)
-		var h hinted
-		if errors.As(err, &h) {
+		if h, ok := errors.AsType[hinted](err); ok {
 			a.console.Hint(h.hint)
 		}
 		return secret.Bytes{}

@@ -186,21 +186,18 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			if err == nil {
 				return &g.Grant, nil
 			}
-			var no *gateRefusal
-			if errors.As(err, &no) {
+			if _, ok := errors.AsType[*gateRefusal](err); ok {
 				if refused++; refused >= refusals {
 					return nil, fmt.Errorf("the gate rejected %d new tokens: %w", refused, err)
 				}
 			}
 		}
-		var device *tpmError
-		if errors.As(err, &device) {
+		if _, ok := errors.AsType[*tpmError](err); ok {
 			if broken++; broken >= deviceTries {
 				err = final{err}
 			}
 		}
-		var cloud *cloudError
-		if errors.As(err, &cloud) {
+		if cloud, ok := errors.AsType[*cloudError](err); ok {
 			if silent++; mode.audit && silent >= auditDenials || silent >= cloudTries {
 				err = cloud.missing()
 			}

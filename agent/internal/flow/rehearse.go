@@ -34,8 +34,7 @@ func (f *Flow) Rehearse(ctx context.Context, t Target, ticket secret.Bytes) (*mc
 
 // mayPass reports whether another attempt may have a result.
 func mayPass(err error) bool {
-	var denied *client.Denied
-	if errors.As(err, &denied) {
+	if denied, ok := errors.AsType[*client.Denied](err); ok {
 		return denied.Temporary
 	}
 	var missing *MissingEvidence

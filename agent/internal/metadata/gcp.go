@@ -51,8 +51,7 @@ func (g *GCP) UserData(ctx context.Context) ([]byte, error) {
 func (g *GCP) IdentityToken(ctx context.Context, audience string) ([]byte, error) {
 	query := url.Values{"audience": {audience}, "format": {"full"}}
 	raw, err := g.get(ctx, gcpIdentity, "instance/service-accounts/default/identity?"+query.Encode())
-	var f *Fault
-	if errors.As(err, &f) && f.Absent {
+	if f, ok := errors.AsType[*Fault](err); ok && f.Absent {
 		f.Problem = "the instance has no service account (HTTP status 404)"
 		f.Hint = "give the instance a service account; it needs no roles and no scopes"
 	}

@@ -238,12 +238,10 @@ func (s *service) refusal(path string, status int) *Fault {
 
 // plain describes a network error without addresses and URLs.
 func plain(err error) string {
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Err != nil {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
 		err = op.Err
 	}
 	return err.Error()

@@ -4,6 +4,7 @@ package azureattested
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/rsa"
@@ -113,9 +114,7 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token expired at %d", c.expires)
 	}
 	named := c.resource
-	if named == "" {
-		named = c.identity
-	}
+	named = cmp.Or(named, c.identity)
 	r, err := parseResourceID(named)
 	if err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "the token names no virtual machine, but %.256q", named)

@@ -5,6 +5,7 @@ package gcpidentity
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
@@ -59,12 +60,7 @@ func (o *object) value(name string) jsonspan.Value {
 }
 
 func (o *object) has(name string) bool {
-	for _, m := range o.members {
-		if m.name == name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.members, func(m member) bool { return m.name == name })
 }
 
 // text returns a member that is a string, or "" if it is missing.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -182,10 +183,5 @@ func (f *peFile) stub() (*stub, error) {
 
 // names reports whether the stub's code contains the name of a section.
 func (s *stub) names(name string) bool {
-	for _, c := range s.code {
-		if bytes.Contains(c, append([]byte(name), 0)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.code, func(c []byte) bool { return bytes.Contains(c, append([]byte(name), 0)) })
 }

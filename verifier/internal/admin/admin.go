@@ -226,8 +226,7 @@ func call(ctx context.Context, path, method, what string, timeout time.Duration)
 	}
 	res, err := client.Do(req)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) && op.Op == "dial" {
+		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 			return nil, ErrNotServing
 		}
 		return nil, fmt.Errorf("send a request to the verifier: %w", err)

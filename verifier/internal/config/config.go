@@ -180,51 +180,29 @@ func Parse(name string, raw []byte, base string) (*Config, error) {
 }
 
 func (c *Config) complete(base string) error {
-	if c.Data == "" {
-		c.Data = base
-	}
+	c.Data = cmp.Or(c.Data, base)
 	if !filepath.IsAbs(c.Data) {
 		c.Data = filepath.Join(base, c.Data)
 	}
-	if c.Listen == "" {
-		c.Listen = DefaultListen
-	}
-	if c.HealthListen == "" {
-		c.HealthListen = "127.0.0.1:22681"
-	}
-	if c.MetricsListen == "" {
-		c.MetricsListen = "127.0.0.1:9622"
-	}
+	c.Listen = cmp.Or(c.Listen, DefaultListen)
+	c.HealthListen = cmp.Or(c.HealthListen, "127.0.0.1:22681")
+	c.MetricsListen = cmp.Or(c.MetricsListen, "127.0.0.1:9622")
 	if c.MetricsCertificate != "" && !filepath.IsAbs(c.MetricsCertificate) {
 		c.MetricsCertificate = filepath.Join(base, c.MetricsCertificate)
 	}
 	if c.Agents != nil {
 		c.Agents.complete(base)
 	}
-	if c.UpstreamCA == "" {
-		c.UpstreamCA = c.Path("tls", "ca.crt")
-	}
+	c.UpstreamCA = cmp.Or(c.UpstreamCA, c.Path("tls", "ca.crt"))
 	if !filepath.IsAbs(c.UpstreamCA) {
 		c.UpstreamCA = filepath.Join(base, c.UpstreamCA)
 	}
-	if c.KeyPublishDelay == 0 {
-		c.KeyPublishDelay = Duration(10 * time.Minute)
-	}
-	if c.RequestsPerSecond == 0 {
-		c.RequestsPerSecond = 20
-	}
-	if c.MaxConnections == 0 {
-		c.MaxConnections = 3072
-	}
-	if c.KeyRotation == 0 {
-		c.KeyRotation = Duration(30 * 24 * time.Hour)
-	}
-	if c.ProvisioningToken.Secret == "" {
-		c.ProvisioningToken.Secret = "openshift-config/machineconfig-auth"
-	}
-	if c.ProvisioningToken.Grace == 0 {
-		c.ProvisioningToken.Grace = Duration(time.Hour)
-	}
+	c.KeyPublishDelay = cmp.Or(c.KeyPublishDelay, Duration(10*time.Minute))
+	c.RequestsPerSecond = cmp.Or(c.RequestsPerSecond, 20)
+	c.MaxConnections = cmp.Or(c.MaxConnections, 3072)
+	c.KeyRotation = cmp.Or(c.KeyRotation, Duration(30*24*time.Hour))
+	c.ProvisioningToken.Secret = cmp.Or(c.ProvisioningToken.Secret, "openshift-config/machineconfig-auth")
+	c.ProvisioningToken.Grace = cmp.Or(c.ProvisioningToken.Grace, Duration(time.Hour))
 	if c.Kubernetes != nil {
 		c.Kubernetes.complete(base)
 	}
@@ -370,9 +348,7 @@ func Origin(s string) (string, error) {
 		return "", fmt.Errorf("%q is not an origin; write for example https://api-int.example.com:22623", s)
 	}
 	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
+	port = cmp.Or(port, "443")
 	host := strings.ToLower(u.Hostname())
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"

@@ -89,8 +89,7 @@ func decodeError(name string, raw []byte, err error) error {
 			return unknown
 		}
 	}
-	var types *yaml.TypeError
-	if errors.As(err, &types) && len(types.Errors) > 0 {
+	if types, ok := errors.AsType[*yaml.TypeError](err); ok && len(types.Errors) > 0 {
 		return fmt.Errorf("%s: %s", name, strings.Join(types.Errors, "; "))
 	}
 	return fmt.Errorf("%s: %w", name, err)

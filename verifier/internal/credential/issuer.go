@@ -27,6 +27,7 @@
 package credential
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -65,9 +66,7 @@ func NewIssuer(o Options) (*Issuer, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.Timeout == 0 {
-		o.Timeout = 10 * time.Second
-	}
+	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	namespace, account, err := config.SplitName(o.Config.ServiceAccount)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@
 package credential
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,9 +88,7 @@ func NewReader(o ReaderOptions) *Reader {
 	if o.Owner == nil {
 		o.Owner = func(uid string) string { return uid }
 	}
-	if o.Timeout == 0 {
-		o.Timeout = 4 * time.Second
-	}
+	o.Timeout = cmp.Or(o.Timeout, 4*time.Second)
 	if o.Now == nil {
 		o.Now = time.Now
 	}

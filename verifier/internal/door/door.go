@@ -293,12 +293,10 @@ func (p *Prober) dial(ctx context.Context, at netip.AddrPort, second bool) (net.
 
 // brief returns an error without the addresses, which the caller adds.
 func brief(err error) string {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno.Error()
 	}
-	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return "timeout"
 	}
 	text := err.Error()

@@ -140,8 +140,7 @@ func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Prob
 	if err := json.Unmarshal(raw, &head); err != nil {
 		p := manifest.Problem{File: path, What: "not JSON: " + err.Error(),
 			Want: "a rendered Ignition config; butane makes one from YAML"}
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			p.Line = 1 + strings.Count(string(raw[:min(int(syntax.Offset), len(raw))]), "\n")
 		}
 		return content{}, []manifest.Problem{p}

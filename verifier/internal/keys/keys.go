@@ -12,6 +12,7 @@ package keys
 import (
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -192,12 +193,8 @@ func (p Pair) Due(now time.Time, every time.Duration) time.Time {
 // Rotating reports whether a key is published but not valid yet. A key that is dated more than a day
 // ahead does not count.
 func (p Pair) Rotating(now time.Time) bool {
-	for _, k := range p.within(now.Add(mostAhead)).Tokens.Keys {
-		if k.NotBefore.After(now) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.within(now.Add(mostAhead)).Tokens.Keys,
+		func(k token.Key) bool { return k.NotBefore.After(now) })
 }
 
 // IDs returns the ids of all keys.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -202,20 +203,15 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 // After a restore, every lease can expire.
 func RunManager(ctx context.Context, log *slog.Logger, build func() (manager.Manager, error)) {
 	const pause = 5 * time.Second
-	for ctx.Err() == nil {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		m, err := build()
 		if err == nil {
 			err = m.Start(ctx)
 		}
-		if ctx.Err() != nil {
-			return
+		if ctx.Err() == nil {
+			log.Error("the controller manager ended; a new one starts", "error", err)
 		}
-		log.Error("the controller manager ended; a new one starts", "error", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
+	}, pause)
 }
 
 // ControllerOptions returns the options of a controller that writes a few objects. They bound the duration of a

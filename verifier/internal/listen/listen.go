@@ -18,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,12 +147,7 @@ func (c *Certificates) Set(cert *tls.Certificate) error {
 func (c *Certificates) Served(spki []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, k := range c.recent {
-		if string(k[:]) == string(spki) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.recent, func(k [32]byte) bool { return string(k[:]) == string(spki) })
 }
 
 // Current returns the serving certificate of new connections, or nil before the first Set.

@@ -3,6 +3,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,9 +78,7 @@ type Cluster struct {
 
 // OpenCluster reads the kubeconfig. It asks the cluster nothing yet.
 func OpenCluster(o ClusterOptions) (*Cluster, error) {
-	if o.Own == "" {
-		o.Own = "mcs-attest"
-	}
+	o.Own = cmp.Or(o.Own, "mcs-attest")
 	r := o.Rest
 	if r == nil {
 		rules := clientcmd.NewDefaultClientConfigLoadingRules()
@@ -95,9 +94,7 @@ func OpenCluster(o ClusterOptions) (*Cluster, error) {
 	r.UserAgent = o.FieldManager
 	// kubectl's own allowance. A table of 100 000 machines is 200 pages.
 	r.QPS, r.Burst = 50, 300
-	if r.Timeout == 0 {
-		r.Timeout = time.Minute
-	}
+	r.Timeout = cmp.Or(r.Timeout, time.Minute)
 	client, err := rest.HTTPClientFor(r)
 	if err != nil {
 		return nil, kubeconfigError(err)
@@ -119,12 +116,8 @@ func OpenCluster(o ClusterOptions) (*Cluster, error) {
 
 // FromConfig fills in what a verifier's configuration says of its cluster.
 func (o ClusterOptions) FromConfig(k *config.Kubernetes) ClusterOptions {
-	if o.Kubeconfig == "" {
-		o.Kubeconfig = k.Kubeconfig
-	}
-	if o.Own == "" {
-		o.Own = k.Namespace
-	}
+	o.Kubeconfig = cmp.Or(o.Kubeconfig, k.Kubeconfig)
+	o.Own = cmp.Or(o.Own, k.Namespace)
 	if o.Namespaces == nil {
 		o.Namespaces = k.MachineNamespaces
 	}

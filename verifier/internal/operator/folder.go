@@ -4,6 +4,7 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,9 +96,7 @@ func (f *Folder) MachineNamespace(ctx context.Context, name string) (string, err
 // Enroll writes an enrollment into attestations/. With Replace it changes the one of that name where it is, and
 // keeps what an administrator wrote there besides the TPM and the machine.
 func (f *Folder) Enroll(_ context.Context, m *v1alpha1.MachineAttestation, w Write) (Written, error) {
-	if m.Namespace == "" {
-		m.Namespace = "default"
-	}
+	m.Namespace = cmp.Or(m.Namespace, "default")
 	if err := CheckEnrollment(m); err != nil {
 		return Written{}, err
 	}
@@ -247,9 +246,7 @@ func belongs(e *v1alpha1.MachineAttestation, m *machine.Machine) bool {
 		return m.StandIn && e.Namespace == m.Namespace && e.Name == m.Name
 	}
 	namespace := ref.Namespace
-	if namespace == "" {
-		namespace = e.Namespace
-	}
+	namespace = cmp.Or(namespace, e.Namespace)
 	group, _, _ := strings.Cut(ref.APIVersion, "/")
 	own, _, _ := strings.Cut(m.APIVersion, "/")
 	return !m.StandIn && namespace == m.Namespace && ref.Name == m.Name && (group == "" || group == own)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 )
@@ -19,22 +21,18 @@ const inForceEvery = 200 * time.Millisecond
 // InForce waits until the state of the serving verifier has what was written, or ctx ends. It returns
 // [admin.ErrNotServing] if none serves. Problems are those of the folder as the verifier reported them last.
 func (f *Folder) InForce(ctx context.Context, has func(*admin.State) bool) (problems []string, err error) {
-	for {
+	err = wait.PollUntilContextCancel(ctx, inForceEvery, true, func(ctx context.Context) (bool, error) {
 		s, err := admin.Ask(ctx, f.Config.Path("state", "admin.sock"))
 		switch {
 		case errors.Is(err, admin.ErrNotServing):
-			return problems, err
-		case err == nil && has(s):
-			return nil, nil
-		case err == nil:
-			problems = s.Problems
+			return false, err
+		case err != nil:
+			return false, nil
 		}
-		select {
-		case <-ctx.Done():
-			return problems, ctx.Err()
-		case <-time.After(inForceEvery):
-		}
-	}
+		problems = s.Problems
+		return has(s), nil
+	})
+	return problems, err
 }
 
 // UsesKeys reports whether the verifier of a folder uses the keys or provisioning tokens with these IDs.

@@ -4,6 +4,7 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"slices"
@@ -113,9 +114,7 @@ func encodeDocuments(docs []*yaml.Node) ([]byte, error) {
 func isAttestation(o *yaml.Node, namespace, name string) bool {
 	meta := get(o, "metadata")
 	ns := text(get(meta, "namespace"))
-	if ns == "" {
-		ns = "default"
-	}
+	ns = cmp.Or(ns, "default")
 	return text(get(o, "kind")) == v1alpha1.KindMachineAttestation && ns == namespace && text(get(meta, "name")) == name
 }
 

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -93,21 +94,17 @@ func (f *Folder) quarantined(ctx context.Context, s *admin.State, about admin.Ma
 	if m.Quarantined() {
 		return true
 	}
-	for until := time.Now().Add(releaseTime); s.Serving && about.Quarantined; {
-		if time.Now().After(until) || ctx.Err() != nil {
-			return true
-		}
-		time.Sleep(inForceEvery)
-		next, err := f.State(ctx)
-		if err != nil {
-			return true
-		}
-		s = next
-		if i := slices.IndexFunc(s.Machines, func(m admin.Machine) bool { return m.UID == about.UID }); i >= 0 {
-			about = s.Machines[i]
-		}
+	if !s.Serving || !about.Quarantined {
+		return false
 	}
-	return false
+	return wait.PollUntilContextTimeout(ctx, inForceEvery, releaseTime, false, func(ctx context.Context) (bool, error) {
+		s, err := f.State(ctx)
+		if err != nil {
+			return false, err
+		}
+		i := slices.IndexFunc(s.Machines, func(m admin.Machine) bool { return m.UID == about.UID })
+		return !s.Serving || i >= 0 && !s.Machines[i].Quarantined, nil
+	}) != nil
 }
 
 const (
@@ -127,25 +124,16 @@ func (f *Folder) unused(ctx context.Context, uid string) error {
 	if m, ok := now.Machines.ByUID(uid); ok {
 		want = m.EKSHA256
 	}
-	ctx, cancel := context.WithTimeout(ctx, unusedTime)
-	defer cancel()
-	for {
+	err = wait.PollUntilContextTimeout(ctx, inForceEvery, unusedTime, true, func(ctx context.Context) (bool, error) {
 		s, err := admin.Ask(ctx, f.Config.Path("state", "admin.sock"))
-		if errors.Is(err, admin.ErrNotServing) {
-			return nil
-		}
-		if err == nil && !slices.ContainsFunc(s.Machines, func(have admin.Machine) bool {
-			return have.UID == uid && !slices.Equal(have.EKSHA256, want)
-		}) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return hint.New(errors.New("the verifier still uses the enrollment, so the record was not deleted"),
-				"correct the errors of the folder that 'status' shows, and run forget again")
-		case <-time.After(inForceEvery):
-		}
+		return errors.Is(err, admin.ErrNotServing) || err == nil && !slices.ContainsFunc(s.Machines,
+			func(have admin.Machine) bool { return have.UID == uid && !slices.Equal(have.EKSHA256, want) }), nil
+	})
+	if err != nil {
+		return hint.New(errors.New("the verifier still uses the enrollment, so the record was not deleted"),
+			"correct the errors of the folder that 'status' shows, and run forget again")
 	}
+	return nil
 }
 
 // ForgetFormer deletes the record of the machine that m enrolls, if it is of a TPM that m does not name. The

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -242,11 +243,7 @@ func (c *Cluster) conditions(ctx context.Context, s *admin.State) error {
 		return fmt.Errorf("AttestationVerifier %s: %w", v1alpha1.VerifierName, err)
 	}
 	s.Conditions, s.Holder = v.Status.Conditions, v.Status.Holder
-	for _, cond := range v.Status.Conditions {
-		if cond.Type == "Available" && cond.Status == metav1.ConditionTrue {
-			s.Serving = true
-		}
-	}
+	s.Serving = s.Serving || meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionAvailable)
 	return nil
 }
 

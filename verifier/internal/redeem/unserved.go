@@ -3,6 +3,7 @@
 package redeem
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -70,9 +71,7 @@ func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID strin
 		return
 	}
 	after := r.ReturnAfter
-	if after == 0 {
-		after = defaultReturnAfter
-	}
+	after = cmp.Or(after, defaultReturnAfter)
 	ctx = context.WithoutCancel(ctx)
 	try := 0
 	var again func()

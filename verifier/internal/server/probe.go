@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
@@ -56,18 +58,11 @@ func newUpstreamProbe(base *url.URL, transport http.RoundTripper, log *slog.Logg
 
 // run probes until ctx ends.
 func (p *upstreamProbe) run(ctx context.Context) {
-	tick := time.NewTicker(probeEvery)
-	defer tick.Stop()
-	for {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if err := p.ask(ctx); ctx.Err() == nil {
 			p.note(err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	}, probeEvery)
 }
 
 func (p *upstreamProbe) ask(ctx context.Context) error {
@@ -78,8 +73,7 @@ func (p *upstreamProbe) ask(ctx context.Context) error {
 	req.Header.Set("Via", gate.Via)
 	res, err := p.client.Do(req)
 	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
+		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err // without the URL, which is in the configuration
 		}
 		return err

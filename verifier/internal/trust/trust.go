@@ -92,8 +92,7 @@ func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) 
 // Problem returns an error of a parser of anchors with its line.
 func Problem(path string, err error) manifest.Problem {
 	p := manifest.Problem{File: path, What: err.Error()}
-	var at *anchors.Error
-	if errors.As(err, &at) {
+	if at, ok := errors.AsType[*anchors.Error](err); ok {
 		p.Line, p.What, p.Want = at.Line, at.What, at.Want
 	}
 	return p

@@ -119,8 +119,7 @@ func (u unfit) Unwrap() error { return u.error }
 // order be used. After a temporary failure, another EK would make this machine appear as a
 // different one.
 func permanent(err error) bool {
-	var u unfit
-	if errors.As(err, &u) {
+	if _, ok := errors.AsType[unfit](err); ok {
 		return true
 	}
 	var rc tpm2.TPMRC

@@ -53,12 +53,10 @@ func Report(w io.Writer, err error) int {
 		return ExitOK
 	}
 	fmt.Fprintln(w, "error:", err)
-	var h *hint.Error
-	if errors.As(err, &h) {
+	if h, ok := errors.AsType[*hint.Error](err); ok {
 		fmt.Fprintln(w, "hint:", h.Hint)
 	}
-	var exit *ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*ExitError](err); ok {
 		return exit.Code
 	}
 	return ExitFailed

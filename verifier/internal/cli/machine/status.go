@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -277,12 +279,7 @@ func clock(now, t time.Time, whole bool) string {
 }
 
 func conflict(r *v1alpha1.MachineAttestationStatus) bool {
-	for _, c := range r.Conditions {
-		if c.Type == v1alpha1.ConditionConflict && c.Status == metav1.ConditionTrue {
-			return true
-		}
-	}
-	return false
+	return meta.IsStatusConditionTrue(r.Conditions, v1alpha1.ConditionConflict)
 }
 
 func age(now, then time.Time) string {
@@ -303,9 +300,5 @@ func age(now, then time.Time) string {
 // terminal reports whether out is a person's screen.
 func terminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
@@ -45,9 +46,7 @@ of the log.`,
 	output := env.OutputOf(cmd, env.YAML, env.JSON, env.Name)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		file := log
-		if file == "" {
-			file = evidence
-		}
+		file = cmp.Or(file, evidence)
 		raw, err := env.ReadInput(file, cmd.InOrStdin())
 		if err != nil {
 			return err

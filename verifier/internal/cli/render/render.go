@@ -219,8 +219,7 @@ func manifestsAt(path string) ([]string, error) {
 // renderFailed is the error of a render without the words for a machine that waits, and
 // with everything that anyone would have.
 func renderFailed(err error) error {
-	var e *render.Exposed
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*render.Exposed](err); ok {
 		var b strings.Builder
 		for _, s := range e.Secrets {
 			fmt.Fprintf(&b, "\n  %s: %s of MachineConfig %s", s.What, s.Where, s.MachineConfig)

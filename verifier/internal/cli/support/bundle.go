@@ -4,6 +4,7 @@
 package support
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,9 +77,7 @@ share it.`,
 func gather(cmd *cobra.Command, s source, version, output string, since time.Duration, search bool,
 	now time.Time) (err error) {
 	name := "mcs-attest-support-" + now.UTC().Format("20060102T150405Z")
-	if output == "" {
-		output = name + ".tar.gz"
-	}
+	output = cmp.Or(output, name+".tar.gz")
 	var known []secret.Bytes
 	var unread []error
 	if search {

@@ -70,8 +70,7 @@ policy must allow this (spec.provisioningToken.urlParameter).`,
 					return force || tokens.Check(time.Now(), token.Expose()) != provisioning.None
 				},
 			})
-			var left *pointer.Unchanged
-			if errors.As(err, &left) {
+			if left, ok := errors.AsType[*pointer.Unchanged](err); ok {
 				return hint.New(fmt.Errorf("%s: %s", args[0], left.Why),
 					"the verifier's origins are %v; --origin names another, --url-parameter is for specifications without "+
 						"headers, --force is for any pool and over any bearer token", origins)

@@ -134,8 +134,7 @@ func (r *Reader) RecordByCredential(ctx context.Context, id string) (*v1alpha1.M
 // RecordByMachine implements [approver.Cluster].
 func (r *Reader) RecordByMachine(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	rec, err := r.o.Records.Record(ctx, uid)
-	var d *reason.Denial
-	if errors.As(err, &d) && d.Code == reason.MachineNotFound {
+	if d, ok := errors.AsType[*reason.Denial](err); ok && d.Code == reason.MachineNotFound {
 		return nil, nil // without its Machine there is no record
 	}
 	return rec, err

@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -58,9 +59,7 @@ func (c Confirmation) read(ctx context.Context, m *machine.Machine) (map[string]
 		resource = attestationsResource
 	}
 	timeout := c.Timeout
-	if timeout == 0 {
-		timeout = callTimeout
-	}
+	timeout = cmp.Or(timeout, callTimeout)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	live, err := c.Client.Resource(resource).Namespace(m.Namespace).Get(ctx, m.Name, metav1.GetOptions{})

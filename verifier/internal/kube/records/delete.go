@@ -3,6 +3,7 @@
 package records
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,9 +39,7 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 			continue
 		}
 		ref := *a.Spec.MachineRef
-		if ref.Namespace == "" {
-			ref.Namespace = a.Namespace
-		}
+		ref.Namespace = cmp.Or(ref.Namespace, a.Namespace)
 		gone, err := r.machineDeleted(ctx, ref, uid)
 		if err != nil {
 			return err

@@ -3,6 +3,7 @@
 package records
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,9 +183,7 @@ func (p place) mismatch(a *v1alpha1.MachineAttestation) error {
 		return errors.New("spec.machineRef names no Machine")
 	}
 	namespace := ref.Namespace
-	if namespace == "" {
-		namespace = a.Namespace
-	}
+	namespace = cmp.Or(namespace, a.Namespace)
 	if ref.Name != want.Name || namespace != want.Namespace || ref.Kind != "" && ref.Kind != want.Kind ||
 		ref.APIVersion != "" && group(ref.APIVersion) != group(want.APIVersion) {
 		return fmt.Errorf("spec.machineRef is %s %s/%s", ref.APIVersion, namespace, ref.Name)

@@ -12,6 +12,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
@@ -24,16 +25,9 @@ import (
 // does not run the controllers has no findings.
 func (r *reconciler) scanUntil(ctx context.Context) error {
 	defer r.reset()
-	tick := time.NewTicker(r.o.Scan)
-	defer tick.Stop()
-	for off := false; ; {
-		off = r.scan(ctx, off)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	off := false
+	wait.UntilWithContext(ctx, func(ctx context.Context) { off = r.scan(ctx, off) }, r.o.Scan)
+	return nil
 }
 
 func (c *Controllers) reset() {

@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -96,14 +97,8 @@ func (p *Prober) NeedLeaderElection() bool { return false }
 
 // Start checks until ctx ends.
 func (p *Prober) Start(ctx context.Context) error {
-	for {
-		p.round(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(p.o.Interval):
-		}
-	}
+	wait.UntilWithContext(ctx, p.round, p.o.Interval)
+	return nil
 }
 
 // round checks every Node once.

@@ -3,6 +3,7 @@
 package mcscertificates
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -91,9 +92,7 @@ func New(o Options) (*Reconciler, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Every == 0 {
-		o.Every = defaultEvery
-	}
+	o.Every = cmp.Or(o.Every, defaultEvery)
 	k := o.Config.Kubernetes
 	var c config.Certificates
 	if o.Config.Certificates != nil {
