@@ -3,13 +3,10 @@
 package machine
 
 import (
-	"cmp"
 	"encoding/hex"
-	"iter"
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -49,79 +46,11 @@ type Registry struct {
 	shared          map[sharedFields]*sharedFields  // each combination is stored once
 }
 
-// compactMachine is a Machine in compact form.
-type compactMachine struct {
-	*sharedFields
-	name, uid, nodeRef, providerID string
-	metal3                         string
-	created                        int64 // Unix time in nanoseconds; 0 means none
-	eks                            []EKHash
-}
-
-// sharedFields has the fields that are equal for many Machines.
-type sharedFields struct {
-	apiVersion, kind, namespace, phase, userDataSecret, authority string
-
-	pools    string // joined by commas, which no pool name contains
-	deleting bool
-	undated  bool
-}
-
-// compact returns the compact form of m. It omits InternalDNS and addresses, which are never looked up.
-func (r *Registry) compact(m Machine) *compactMachine {
-	shared := sharedFields{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority,
-		strings.Join(m.Pools, ","), m.Deleting, m.Undated}
-	one, ok := r.shared[shared]
-	if !ok {
-		one = &shared
-		if len(r.shared) < maxShared {
-			r.shared[shared] = one
-		}
-	}
-	k := &compactMachine{sharedFields: one, name: m.Name, uid: m.UID, nodeRef: m.NodeRef, providerID: m.ProviderID,
-		metal3: m.metal3}
-	if !m.Created.IsZero() {
-		k.created = m.Created.UnixNano()
-	}
-	for _, s := range m.EKSHA256 {
-		k.eks = append(k.eks, ekOf(s))
-	}
-	return k
-}
-
 // ekOf returns a hash of [Machine].EKSHA256, which was already parsed.
 func ekOf(s string) (h EKHash) {
 	_, _ = hex.Decode(h[:], []byte(s))
 	return h
 }
-
-// maxShared limits the number of entries in Registry.shared.
-const maxShared = 10_000
-
-// machine returns the Machine of the compact form.
-func (k *compactMachine) machine() Machine {
-	m := Machine{
-		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting,
-		Undated: k.undated, Phase: k.phase,
-		NodeRef: k.nodeRef, ProviderID: k.providerID, UserDataSecret: k.userDataSecret, authority: k.authority,
-		metal3: k.metal3,
-	}
-	if k.created != 0 {
-		m.Created = time.Unix(0, k.created)
-	}
-	if k.pools != "" {
-		m.Pools = strings.Split(k.pools, ",")
-	}
-	for _, h := range k.eks {
-		m.EKSHA256 = append(m.EKSHA256, hex.EncodeToString(h[:]))
-	}
-	return m
-}
-
-func (k *compactMachine) provider() string { return NormalProviderID(k.providerID) }
-
-// metal3Machine returns the key of the Machine's Metal3Machine.
-func (k *compactMachine) metal3Machine() name { return name{kindMetal3Machine, k.namespace, k.metal3} }
 
 // target returns the key of the object that an enrollment names: a Machine, with an empty group, or a Metal3Machine.
 func target(ref *v1alpha1.MachineReference) name {
@@ -470,118 +399,4 @@ func (r *Registry) collect(from func(*closure)) *Index {
 	r.mu.RUnlock()
 	ix, _ := NewIndex(c.found, r.pointers)
 	return ix
-}
-
-// closure collects related manifests. The registry is locked for reading.
-type closure struct {
-	*Registry
-	machinesSeen    map[*compactMachine]bool
-	enrollmentsSeen map[*Enrollment]bool
-	found           Manifests
-}
-
-// instance adds all objects with a provider ID.
-func (c *closure) instance(id string) {
-	for m := range c.byProvider.all(id) {
-		c.machine(m)
-	}
-	for e := range c.standInProvider.all(id) {
-		c.enrollment(e)
-	}
-}
-
-// node returns the Node with a provider ID, or "".
-func (c *closure) node(id string) string {
-	for node := range c.nodeOf.all(id) {
-		return node
-	}
-	return ""
-}
-
-// machine adds a Machine; nil is ignored.
-func (c *closure) machine(k *compactMachine) {
-	if k == nil || c.machinesSeen[k] {
-		return
-	}
-	c.machinesSeen[k] = true
-	m := k.machine()
-	if k.providerID != "" {
-		m.NodeRef = cmp.Or(m.NodeRef, c.node(k.provider()))
-	}
-	c.found.Machines = append(c.found.Machines, m)
-	if k.providerID != "" {
-		c.instance(k.provider())
-	}
-	for e := range c.enrolledBy.all(name{"", k.namespace, k.name}) {
-		c.enrollment(e)
-	}
-	if k.metal3 != "" {
-		for e := range c.enrolledBy.all(k.metal3Machine()) {
-			c.enrollment(e)
-		}
-	}
-}
-
-// enrollment adds an enrollment; nil is ignored.
-func (c *closure) enrollment(e *Enrollment) {
-	if e == nil || c.enrollmentsSeen[e] {
-		return
-	}
-	c.enrollmentsSeen[e] = true
-	own := *e
-	own.node = c.node(NormalProviderID(e.Spec.ExpectedProviderID)) // only of a stand-in
-	c.found.Enrollments = append(c.found.Enrollments, own)
-	if ref := e.Spec.MachineRef; ref != nil {
-		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
-			c.machine(c.machines[name{group, ref.Namespace, ref.Name}])
-		}
-		for k := range c.byMetal3.all(target(ref)) {
-			c.machine(k)
-		}
-	}
-}
-
-// multimap is a map to several values, compact if most keys have one.
-type multimap[K, V comparable] struct {
-	one  map[K]V
-	more map[K][]V
-}
-
-func newMultimap[K, V comparable]() multimap[K, V] {
-	return multimap[K, V]{one: map[K]V{}, more: map[K][]V{}}
-}
-
-func (m multimap[K, V]) has(k K) bool {
-	_, ok := m.one[k]
-	return ok
-}
-
-func (m multimap[K, V]) all(k K) iter.Seq[V] {
-	return func(yield func(V) bool) {
-		if v, ok := m.one[k]; !ok || !yield(v) {
-			return
-		}
-		for _, v := range m.more[k] {
-			if !yield(v) {
-				return
-			}
-		}
-	}
-}
-
-func (m multimap[K, V]) add(k K, v V) {
-	if _, ok := m.one[k]; ok {
-		m.more[k] = append(m.more[k], v)
-		return
-	}
-	m.one[k] = v
-}
-
-func (m multimap[K, V]) remove(k K, v V) {
-	list := slices.DeleteFunc(slices.Collect(m.all(k)), func(x V) bool { return x == v })
-	delete(m.one, k)
-	delete(m.more, k)
-	for _, x := range list {
-		m.add(k, x)
-	}
 }
