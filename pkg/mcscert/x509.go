@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
 // NewServing creates a serving certificate with a new P-256 key. A handshake with RSA-2048
@@ -97,21 +99,11 @@ func CanonicalHosts(hosts []string) []string {
 
 // Parse parses PEM certificates. It is an error if there are none.
 func Parse(raw []byte) ([]*x509.Certificate, error) {
-	var all []*x509.Certificate
-	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(all), err)
-		}
-		all = append(all, c)
+	all, err := pointer.ParseCertificates(raw)
+	if err == nil && len(all) == 0 {
+		err = errors.New("the PEM data has no certificate")
 	}
-	if len(all) == 0 {
-		return nil, errors.New("the PEM data has no certificate")
-	}
-	return all, nil
+	return all, err
 }
 
 // Encode returns certificates as PEM.

@@ -62,6 +62,15 @@ func authority(r types.Resource) ([]*x509.Certificate, error) {
 	if r.Verification.Hash != nil && !hashMatches(*r.Verification.Hash, raw) {
 		return nil, errors.New("its verification hash does not match")
 	}
+	out, err := ParseCertificates(raw)
+	if err == nil && len(out) == 0 {
+		err = errors.New("it contains no certificate in PEM")
+	}
+	return out, err
+}
+
+// ParseCertificates parses the certificates in PEM data. Other blocks are ignored.
+func ParseCertificates(raw []byte) ([]*x509.Certificate, error) {
 	var out []*x509.Certificate
 	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
@@ -72,9 +81,6 @@ func authority(r types.Resource) ([]*x509.Certificate, error) {
 			return nil, fmt.Errorf("certificate %d: %w", len(out), err)
 		}
 		out = append(out, certificate)
-	}
-	if len(out) == 0 {
-		return nil, errors.New("it contains no certificate in PEM")
 	}
 	return out, nil
 }

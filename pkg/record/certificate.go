@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -149,10 +150,9 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 		return nil
 	}
 	text := truncate(d.Error())
-	for _, c := range rec.Status.Conditions {
-		if c.Type == v1alpha1.ConditionCertificateRefused && c.Message == text { // text begins with the reason
-			return nil
-		}
+	c := meta.FindStatusCondition(rec.Status.Conditions, v1alpha1.ConditionCertificateRefused)
+	if c != nil && c.Message == text { // text begins with the reason
+		return nil
 	}
 	next := rec.DeepCopy()
 	condition(&next.Status, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionTrue, d.Code.String(), text)
@@ -161,10 +161,8 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 }
 
 func clearRefusal(s *v1alpha1.MachineAttestationStatus, now time.Time) {
-	for _, c := range s.Conditions {
-		if c.Type == v1alpha1.ConditionCertificateRefused {
-			condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved",
-				"a later request was approved")
-		}
+	if meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionCertificateRefused) != nil {
+		condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved",
+			"a later request was approved")
 	}
 }

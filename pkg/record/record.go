@@ -22,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -125,11 +126,9 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	s.Report = nil
 	s.CSRKeySHA256 = a.CSRKeySHA256
 	s.Certificate, s.CertificateRequest = nil, nil // the new installation will get another
-	for _, c := range s.Conditions {
-		if c.Type == v1alpha1.ConditionFirstBootFailed {
-			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain",
-				"a new first boot has started")
-		}
+	if meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionFirstBootFailed) != nil {
+		condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain",
+			"a new first boot has started")
 	}
 	note(s, now, "Attested", "", a.CorrelationID, attestedBy(a)+resets(s.TPM, a.TPM))
 	if a.TPM != nil {
@@ -275,9 +274,7 @@ func firstUse(s *v1alpha1.MachineAttestationStatus) bool {
 // contested reports whether, in addition, another identity was proven for the same
 // Machine. An administrator must decide, by an enrollment or by deleting the record.
 func contested(s *v1alpha1.MachineAttestationStatus) bool {
-	return firstUse(s) && slices.ContainsFunc(s.Conditions, func(c metav1.Condition) bool {
-		return c.Type == v1alpha1.ConditionConflict && c.Status == metav1.ConditionTrue
-	})
+	return firstUse(s) && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionConflict)
 }
 
 // Quarantine records the quarantine of an administrator's object, or its end. It returns

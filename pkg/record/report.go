@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -23,10 +24,7 @@ func RoleMismatch(rec *v1alpha1.MachineAttestation, text string, now time.Time) 
 	if rec == nil {
 		return nil
 	}
-	is := slices.ContainsFunc(rec.Status.Conditions, func(c metav1.Condition) bool {
-		return c.Type == v1alpha1.ConditionRoleMismatch && c.Status == metav1.ConditionTrue
-	})
-	if is == (text != "") {
+	if meta.IsStatusConditionTrue(rec.Status.Conditions, v1alpha1.ConditionRoleMismatch) == (text != "") {
 		return nil
 	}
 	next := rec.DeepCopy()
@@ -83,18 +81,8 @@ func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, corr
 
 func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string, status metav1.ConditionStatus, code,
 	message string) {
-	c := metav1.Condition{Type: kind, Status: status, Reason: code, Message: message,
-		LastTransitionTime: metav1.NewTime(now)}
-	for i, old := range s.Conditions {
-		if old.Type == kind {
-			if old.Status == status {
-				c.LastTransitionTime = old.LastTransitionTime
-			}
-			s.Conditions[i] = c
-			return
-		}
-	}
-	s.Conditions = append(s.Conditions, c)
+	meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: kind, Status: status, Reason: code, Message: message,
+		LastTransitionTime: metav1.NewTime(now)})
 }
 
 const maxMessage = 1024

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -130,12 +131,7 @@ func printable(s string) string {
 }
 
 func kinds(found map[string]int) []string {
-	var out []string
-	for k := range found {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return out
+	return slices.Sorted(maps.Keys(found))
 }
 
 type archive struct {

@@ -145,12 +145,7 @@ func (s *Scrubber) Scrub(text []byte) ([]byte, map[string]int) {
 // Leaks names what in a text is a secret; nothing in one that was scrubbed.
 func (s *Scrubber) Leaks(text []byte) []string {
 	_, found := s.Scrub(text)
-	var names []string
-	for n := range found {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return names
+	return kinds(found)
 }
 
 func (s *Scrubber) scrub(text []byte, found map[string]int, depth int) []byte {

@@ -63,9 +63,7 @@ func NewIssuer(o Options) (*Issuer, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	namespace, account, err := config.SplitName(o.Config.ServiceAccount)
 	if err != nil {

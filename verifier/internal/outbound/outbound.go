@@ -116,9 +116,7 @@ func New(provider string, o Options) *Caller {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	o.PerSecond, o.Burst, o.PerSource = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst),
 		cmp.Or(o.PerSource, perSource)
 	return &Caller{

@@ -145,7 +145,8 @@ func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
 // does not list that error. These are the codes with which other operations of EC2 report that an
 // instance lacks a feature.
 func withoutTPM(err error, id string) error {
-	if a, ok := errors.AsType[smithy.APIError](err); ok && slices.Contains([]string{"UnsupportedOperation", "OperationNotPermitted"}, a.ErrorCode()) {
+	a, ok := errors.AsType[smithy.APIError](err)
+	if ok && slices.Contains([]string{"UnsupportedOperation", "OperationNotPermitted"}, a.ErrorCode()) {
 		return reason.Deny(reason.EKUntrusted, "EC2 has no TPM of instance %s: %s", id, a.ErrorCode())
 	}
 	return err

@@ -3,6 +3,7 @@
 package gcp
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"errors"
@@ -85,9 +86,7 @@ func NewKeys(o KeysOptions) (*Keys, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	k := &Keys{o: o, url: KeysURL}
 	if o.Offline {
 		return k, nil

@@ -3,6 +3,7 @@
 package bootstrapcredential
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -98,9 +99,7 @@ const (
 
 // New returns a Reconciler.
 func New(o Options) *Reconciler {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
 	}

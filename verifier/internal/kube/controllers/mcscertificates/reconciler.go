@@ -86,9 +86,7 @@ type Reconciler struct {
 
 // New checks the options. It makes no call.
 func New(o Options) (*Reconciler, error) {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Now == nil {
 		o.Now = time.Now
 	}
