@@ -113,6 +113,27 @@ func TestChallenge_ReadsOnlyTheWholeEncoding(t *testing.T) {
 	if err := new(Challenge).unmarshal(append(bytes.Clone(plain), 0)); err == nil {
 		t.Error("a challenge with a byte more")
 	}
+	// A field that is longer than the rest is not skipped: the other fields do not make up for it.
+	for name, without := range map[string]func(*Challenge){
+		"nonce": func(c *Challenge) { c.Nonce = nil }, "pool": func(c *Challenge) { c.Pool = "" },
+		"policy": func(c *Challenge) { c.PolicyHash = nil }, "PCRs": func(c *Challenge) { c.PCRs = nil },
+		"AK": func(c *Challenge) { c.AKPublic = nil }, "exporter": func(c *Challenge) { c.Exporter = nil },
+	} {
+		less := c
+		without(&less)
+		short, err := less.marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := 0 // where the field's length is
+		for short[at] == plain[at] {
+			at++
+		}
+		copy(short[at-3:], []byte{0xff, 0xff, 0xff, 0xff})
+		if err := new(Challenge).unmarshal(short); err == nil {
+			t.Errorf("a challenge without its %s", name)
+		}
+	}
 }
 
 func TestFresh_Boundaries(t *testing.T) {
@@ -187,6 +208,7 @@ func TestParseRing_ReportsTheFault(t *testing.T) {
 		entry(`"00112233445566"`, key):     "key 0: id must be 8 bytes",
 		entry(`"001122334455667788"`, key): "key 0: id must be 8 bytes",
 		entry(`"001122334455667x"`, key):   "key 0: id must be 8 bytes",
+		entry(`"0011223344556677zz"`, key): "key 0: id must be 8 bytes",
 		entry(id, `"AAAA"`):                "key 0: must be 32 bytes, is 3",
 	} {
 		if r, err := ParseRing([]byte(text)); err == nil || len(r.Keys) > 0 || !strings.Contains(err.Error(), want) {
@@ -303,12 +325,20 @@ func TestOpen_NamesTheCause(t *testing.T) {
 			t.Errorf("%d of %d bytes of a rehearsal: %v", n, len(plain), err)
 		}
 	}
+	longer := append([]byte{0xff}, plain[2:]...) // of the machine's UID, which has one byte
+	if _, err := r.OpenRehearsal(r.box(t, 0x21, longer)); err == nil {
+		t.Error("a rehearsal without its machine")
+	}
 	if _, err := newRing(t).OpenRehearsal(r.box(t, 0x21, plain)); reason.From(err).Code != reason.ChallengeKeyUnknown {
 		t.Errorf("of another ring: %v", err)
 	}
 	ticket, err := r.SealTicket(rand.Reader, noon, Ticket{Expiry: noon})
 	if err != nil {
 		t.Fatal(err)
+	}
+	number := r.box(t, 0x81, []byte(`{"exp":"2026-11-01T12:00:00Z","id":7}`))
+	if _, err := r.OpenTicket(noon, base64.RawURLEncoding.EncodeToString(number)); err == nil {
+		t.Error("a ticket without its ID")
 	}
 	empty := append([]byte{0x81}, append(bytes.Clone(r.Keys[0].ID[:]), make([]byte, 24)...)...)
 	for text, want := range map[string]string{ticket + "%": "not a ticket",
