@@ -129,7 +129,7 @@ func TestUnits_ReportEveryStageAndDelayOnlyTheFetch(t *testing.T) {
 	for _, stage := range []string{"fetch-offline", "fetch", "kargs", "disks", "mount", "files"} {
 		drop := filepath.Join(dir, "ignition-"+stage+".service.d")
 		if !strings.Contains(read(t, filepath.Join(drop, "50-mcs-attest-report.conf")),
-			"ExecStopPost=-/usr/bin/mcs-attest-agent report %n") {
+			"exec /usr/bin/mcs-attest-agent report %n'") {
 			t.Errorf("%s does not report", stage)
 		}
 		_, err := os.Stat(filepath.Join(drop, "50-mcs-attest-fetch.conf"))
@@ -144,7 +144,7 @@ func TestUnits_ReportEveryStageAndDelayOnlyTheFetch(t *testing.T) {
 func TestUnits_OnlyTheFirstBootRequiresTheAgent(t *testing.T) {
 	for file, want := range map[string]string{
 		"mcs-attest-shell.conf":    "\nExecStartPre=-/usr/bin/mcs-attest-agent scrub --cap-now\n",
-		"mcs-attest-report.conf":   "\nExecStopPost=-/usr/bin/mcs-attest-agent report %n\n",
+		"mcs-attest-report.conf":   "\nExecStopPost=-/bin/sh -c '[ \"$$SERVICE_RESULT\" = success ] || exec ",
 		"mcs-attest-cap.service":   "\nExecStart=/usr/bin/mcs-attest-agent scrub --cap-only\n",
 		"mcs-attest-leave.service": "\nExecStart=/usr/bin/mcs-attest-agent scrub --cap-rest\n",
 		"mcs-attest-scrub.service": "\nOnFailure=emergency.target\n",
