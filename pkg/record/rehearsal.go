@@ -70,7 +70,7 @@ func Rehearse(rec *v1alpha1.MachineAttestation, r Rehearsal, now time.Time) (*v1
 	s.Rehearsal.Reason = denial.Code.String()
 	text := denial.Code.Info().Title
 	if r.Proven {
-		text = denial.Error()
+		text = strings.TrimPrefix(denial.Error(), denial.Code.String()+": ")
 	}
 	condition(s, now, v1alpha1.ConditionRehearsed, metav1.ConditionFalse, denial.Code.String(), truncate(text))
 	return next, nil

@@ -70,7 +70,7 @@ func New(out *slog.Logger) *Log {
 
 // Decision is a decision about one call.
 type Decision struct {
-	Event         string // "challenge", "attest", "certify", "fetch", "report"
+	Event         string // "challenge", "attest", "certify", "fetch", "report", "rehearse-challenge", "rehearse"
 	Outcome       string // "allowed", "denied", "would-deny"
 	Denial        *reason.Denial
 	CorrelationID string

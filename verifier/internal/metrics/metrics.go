@@ -36,6 +36,7 @@ type Metrics struct {
 	leftOut     prometheus.Counter
 	doors       *prometheus.GaugeVec
 	mismatches  prometheus.Gauge
+	rehearsals  *prometheus.CounterVec
 }
 
 // New registers the metrics.
@@ -44,7 +45,8 @@ func New() *Metrics {
 		registry: prometheus.NewRegistry(),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_decisions_total",
-			Help: "Decisions by event (challenge, attest, certify, fetch, report), pool, outcome and reason.",
+			Help: "Decisions by event (challenge, attest, certify, fetch, report, rehearse-challenge, rehearse), pool, " +
+				"outcome and reason.",
 		}, []string{"event", "pool", "outcome", "reason"}),
 		configs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_configs_served_total",
@@ -102,8 +104,12 @@ func New() *Metrics {
 		Name: "mcs_attest_audit_left_out_total",
 		Help: "Lines of the audit log that were omitted because their source had used up its share.",
 	})
-	m.registry.MustRegister(m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs,
-		m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.rehearsals = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "mcs_attest_rehearsals_total",
+		Help: "Results of rehearsals by pool, result (would-pass, would-fail) and reason.",
+	}, []string{"pool", "result", "reason"})
+	m.registry.MustRegister(m.rehearsals, m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped,
+		m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -120,6 +126,11 @@ func (m *Metrics) Decision(event, pool, outcome, reason string, took time.Durati
 // Served counts an answer with a config. credential must be from a closed set.
 func (m *Metrics) Served(pool, credential string) {
 	m.configs.WithLabelValues(pool, credential).Inc()
+}
+
+// Rehearsal counts the result of a rehearsal. pool must be a pool that a policy names, or "".
+func (m *Metrics) Rehearsal(pool, result, reason string) {
+	m.rehearsals.WithLabelValues(pool, result, reason).Inc()
 }
 
 // Report counts a failure report.

@@ -79,7 +79,7 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		Origins:             func(o string) bool { return slices.Contains(s.Config.Origins, o) },
 		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: s.Live().Machine,
 		Audit: s.Audit, Limiter: listen.NewLimiter(s.Config.RequestsPerSecond), Source: s.source, Now: s.Now,
-		Observe: s.Metrics.Decision, ObserveTicket: s.Metrics.Report,
+		Observe: s.Metrics.Decision, ObserveTicket: s.Metrics.Report, ObserveRehearsal: s.Metrics.Rehearsal,
 		Stopping:        s.stopping,
 		NodeCertificate: nodeCertificate(s.Config.Credential), NodeNames: s.Live().NodeNames,
 	}

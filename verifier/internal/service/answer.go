@@ -16,11 +16,9 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
-	"github.com/mcs-attest/mcs-attest/pkg/evidence"
-	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
-	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
@@ -45,14 +43,7 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 		}
 	}
 	if s.Observe != nil {
-		label := ""
-		if c.policy != nil {
-			label = c.policy.Pool // the policies' name of the pool, so the number of labels is limited
-			if c.policy.Wildcard {
-				label = "*"
-			}
-		}
-		s.Observe(event, label, outcome, code, s.Now().Sub(c.start))
+		s.Observe(event, poolLabel(c.policy), outcome, code, s.Now().Sub(c.start))
 	}
 	// An accepted challenge has no line, because it proves nothing. The Attest call has
 	// one.
@@ -66,6 +57,17 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 		return nil
 	}
 	return s.denial(d, c)
+}
+
+// poolLabel returns the policies' name of the pool, so the number of labels is limited.
+func poolLabel(p *policy.Policy) string {
+	switch {
+	case p == nil:
+		return ""
+	case p.Wildcard:
+		return "*"
+	}
+	return p.Pool
 }
 
 // codes maps each class to its Connect code, which determines the HTTP status.
@@ -136,9 +138,6 @@ func random(n int) []byte {
 	return b
 }
 
-// newActivationSecret creates K: random for each challenge, and stored only in its seal.
-func newActivationSecret() secret.Bytes { return secret.New(random(32)) }
-
 // clockSkew is the maximum difference between the clocks of two replicas.
 const clockSkew = 5 * time.Minute
 
@@ -186,60 +185,6 @@ func ekComponent(hash string) string     { return "ek:" + hash }
 func akComponent(hash string) string     { return "ak:" + hash }
 func instanceComponent(id string) string { return "instance:" + id }
 
-func boundChain(chain [][]byte) error {
-	if len(chain) > appraisal.MaxChain {
-		return reason.Deny(reason.TooLarge, "%d certificates", len(chain))
-	}
-	for _, der := range chain {
-		if len(der) > appraisal.MaxCertificate {
-			return reason.Deny(reason.TooLarge, "certificate of %d bytes", len(der))
-		}
-	}
-	return nil
-}
-
-// received converts the untrusted evidence of a message.
-func received(req *mcsattestv1.AttestRequest) appraisal.Evidence {
-	ev := appraisal.Evidence{
-		Sealed: req.GetSealed(), ServerSPKI: req.GetServerSpkiSha256(), Claims: req.GetClaims(),
-		CSRSPKI: req.GetCsrSpkiSha256(), ProvisioningToken: req.GetProvisioningToken(),
-	}
-	if t := req.GetTpm2(); t != nil {
-		ev.TPM2 = &tpm2.Evidence{Quote: t.GetQuote(), Signature: t.GetSignature(), Activation: t.GetActivation(),
-			PCRValues: t.GetPcrValues()}
-		ev.EventLog = t.GetEventLog()
-	}
-	for _, d := range req.GetCloud() {
-		ev.Cloud = append(ev.Cloud, evidence.Document{
-			Kind: evidence.Kind(d.GetKind()), Raw: d.GetDocument(), Certificates: d.GetCertificates(), Token: d.GetToken(),
-		})
-	}
-	return ev
-}
-
-// maxOffered is the maximum number of offered kinds that are read. Fewer kinds exist.
-const maxOffered = 16
-
-func kinds(offered []mcsattestv1.EvidenceKind) []evidence.Kind {
-	var all []evidence.Kind
-	for _, k := range offered[:min(len(offered), maxOffered)] {
-		if kind := evidence.Kind(k); kind.Valid() {
-			all = append(all, kind)
-		}
-	}
-	return all
-}
-
-func banks(offered []uint32) []uint16 {
-	var all []uint16
-	for _, b := range offered[:min(len(offered), 8)] {
-		if b <= 0xFFFF {
-			all = append(all, uint16(b))
-		}
-	}
-	return all
-}
-
 var (
 	modes = map[v1alpha1.Mode]mcsattestv1.Mode{
 		v1alpha1.ModeOff: mcsattestv1.Mode_MODE_OFF, v1alpha1.ModeAudit: mcsattestv1.Mode_MODE_AUDIT,
@@ -248,10 +193,6 @@ var (
 	unattested = map[v1alpha1.Unattested]mcsattestv1.Unattested{
 		v1alpha1.UnattestedDeny:        mcsattestv1.Unattested_UNATTESTED_DENY,
 		v1alpha1.UnattestedPreApproved: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
-	}
-	bindings = map[string]mcsattestv1.BindingMode{
-		appraisal.BindingExporter:   mcsattestv1.BindingMode_BINDING_MODE_EXPORTER,
-		appraisal.BindingTerminated: mcsattestv1.BindingMode_BINDING_MODE_TERMINATED,
 	}
 )
 

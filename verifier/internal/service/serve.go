@@ -77,6 +77,25 @@ var methods = map[string]*method{
 			return orNil(res, err)
 		},
 	},
+	mcsattestv1connect.AttestationRehearseChallengeProcedure: {
+		event: "rehearse-challenge", limit: MaxChallenge, proof: "ticket",
+		request: func() proto.Message { return &mcsattestv1.RehearseChallengeRequest{} },
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
+			res, err := s.rehearseChallenge(ctx, c, req.(*mcsattestv1.RehearseChallengeRequest))
+			if err == nil {
+				c.conn.Challenged(0) // a shutdown does not wait for a rehearsal
+			}
+			return orNil(res, err)
+		},
+	},
+	mcsattestv1connect.AttestationRehearseProcedure: {
+		event: "rehearse", limit: MaxAttest, proof: "sealed",
+		request: func() proto.Message { return &mcsattestv1.RehearseRequest{} },
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
+			res, err := s.rehearse(ctx, c, req.(*mcsattestv1.RehearseRequest))
+			return orNil(res, err)
+		},
+	},
 	mcsattestv1connect.AttestationReportProcedure: {
 		event: "report", limit: MaxReport, proof: "ticket",
 		request: func() proto.Message { return &mcsattestv1.ReportRequest{} },
@@ -119,6 +138,7 @@ const maxBodies = 24 << 20
 func (s *Service) Handler() (string, http.Handler) {
 	s.bodies, s.turns, s.provenTurns = listen.NewBodies(maxBodies), newTurns(), newTurns()
 	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
+	s.rehearsals = s.newRehearsals()
 	return "/" + mcsattestv1connect.AttestationName + "/", http.HandlerFunc(s.serve)
 }
 
@@ -235,9 +255,9 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 }
 
 // admit denies a source that sends too many requests, unless the caller presents a proof that only this
-// verifier issues: a seal or a ticket for its own connection, or a report ticket. The first Challenge of
-// a connection is not counted, because it waits for its turn. admit reports whether the caller presented
-// such a proof.
+// verifier issues: a seal or a ticket for its own connection, or a report ticket. An administrator's ticket for a
+// rehearsal is a proof, too. The first Challenge of a connection is not counted, because it waits for its turn.
+// admit reports whether the caller presented such a proof.
 func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err error) {
 	switch {
 	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
@@ -249,7 +269,9 @@ func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err erro
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
 			return true, nil
 		}
-	case m.event == "certify" && s.ownCertifyTicket(c, proof), m.event == "report" && s.ownTicket(c, proof):
+	case m.event == "certify" && s.ownCertifyTicket(c, proof), m.event == "report" && s.ownTicket(c, proof),
+		m.event == "rehearse-challenge" && s.rehearsals.Valid(c.start, proof),
+		m.event == "rehearse" && s.rehearsals.Own(c.start, proof):
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
 			return true, nil
 		}

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package service is the attestation API over HTTP. It receives the calls of proto/mcsattest/v1:
-// Challenge, Attest, Certify and Report. It passes the evidence of an Attest call to package appraisal, records
-// the verdict and issues the token.
+// Challenge, Attest, Certify and Report. Package rehearsal answers the two calls of a rehearsal. The service
+// passes the evidence of an Attest call to package appraisal, records the verdict and issues the token.
 //
 // Besides the appraisal, it guarantees:
 //
 //   - Challenge keeps no state and writes nothing.
-//   - The only writes are for callers that proved a Machine's identity, and for genuine
-//     TPMs that wait for an administrator's approval.
+//   - The only writes are for callers that proved a Machine's identity, for genuine TPMs that wait for an
+//     administrator's approval, and for the result of an administrator's ticket.
 //   - A caller learns the class of a reason and a correlation id. The audit log and the metrics have
 //     the details, with limited text and labels.
 //   - An internal error is a temporary denial, and never a pass.
@@ -41,8 +41,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/exchange"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/rehearsal"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
@@ -67,6 +69,8 @@ type Service struct {
 	Now           func() time.Time
 	Observe       func(event, pool, outcome, reason string, took time.Duration)
 	ObserveTicket func(valid bool)
+	// ObserveRehearsal, if set, is called with each result of a rehearsal.
+	ObserveRehearsal func(pool, result, reason string)
 	// Stopping reports that the server is shutting down. It completes attestations, but starts none: Attest
 	// needs the connection of its Challenge. If nil, the server never stops.
 	Stopping func() bool
@@ -98,6 +102,7 @@ type Service struct {
 	// provenTurns is for callers with a valid sealed challenge or ticket.
 	provenTurns *listen.Turns
 	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
+	rehearsals  *rehearsal.Rehearsals
 }
 
 // Records is the store of the service. Every error is a denial.
@@ -151,78 +156,23 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	if p.Mode == v1alpha1.ModeOff || s.unenforced(c) {
 		return res, nil
 	}
-	sealed := seal.Challenge{
-		Issued: c.start, Nonce: random(32), Origin: req.GetOrigin(), Pool: p.Pool,
-		Required: p.Choose(kinds(req.GetOffered())), Binding: appraisal.BindingName(p.Binding),
-	}
-	hash := p.Hash()
-	sealed.PolicyHash = hash[:]
-	if sealed.Binding == appraisal.BindingExporter {
-		if sealed.Exporter = listen.Exporter(c.tls); sealed.Exporter == nil {
-			return nil, reason.Deny(reason.BindingMissing, "no TLS 1.3 exporter")
-		}
-	}
-	if _, err := s.provisioningTokens(c, sealed.Required); err != nil {
+	required := p.Choose(exchange.Kinds(req.GetOffered()))
+	if _, err := s.provisioningTokens(c, required); err != nil {
 		return nil, err
 	}
-	for _, k := range sealed.Required {
-		res.Required = append(res.Required, mcsattestv1.EvidenceKind(k))
-		if k == evidence.AzureAttested && s.AzureTokenResource != "" {
-			res.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: s.AzureTokenResource}
-		}
-		if k != evidence.TPM2 {
-			continue
-		}
-		if res.Tpm, err = challengeTPM(&sealed, p, req.GetTpm()); err != nil {
-			return nil, err
-		}
-	}
-	if res.Sealed, err = s.SealKeys().Seal(rand.Reader, c.start, sealed); err != nil {
+	offer, err := exchange.NewChallenge(exchange.Terms{
+		Issued: c.start, Origin: req.GetOrigin(), Policy: p, Required: required, TPM: req.GetTpm(),
+		Exporter: listen.Exporter(c.tls), AzureTokenResource: s.AzureTokenResource,
+	})
+	if err != nil {
 		return nil, err
 	}
-	res.Nonce, res.NodeCertificate = sealed.Nonce, s.nodeCertificate(p, sealed.Required)
-	res.Binding = bindings[sealed.Binding]
+	if res.Sealed, err = s.SealKeys().Seal(rand.Reader, c.start, offer.Sealed); err != nil {
+		return nil, err
+	}
+	res.Required, res.Tpm, res.Cloud, res.Binding = offer.Required, offer.TPM, offer.Cloud, offer.Binding
+	res.Nonce, res.NodeCertificate = offer.Sealed.Nonce, s.nodeCertificate(p, required)
 	res.LifetimeSeconds = uint32(p.ChallengeLifetime / time.Second)
-	return res, nil
-}
-
-// challengeTPM returns the TPM's part of a challenge: a credential that only the TPM
-// with this EK and AK can activate. It adds the secret and the keys to sealed.
-func challengeTPM(sealed *seal.Challenge, p policy.Policy,
-	id *mcsattestv1.TpmIdentity) (*mcsattestv1.TpmChallenge, error) {
-	if id == nil {
-		return nil, reason.Deny(reason.EvidenceMissing, "tpm2 is required and no TPM was offered")
-	}
-	for _, chain := range [][][]byte{id.GetEkCertificates(), id.GetAkCertificates()} {
-		if err := boundChain(chain); err != nil {
-			return nil, err
-		}
-	}
-	ek, err := tpm2.ParseEK(id.GetEkPublic())
-	if err != nil {
-		return nil, err
-	}
-	ak, err := tpm2.ParseAK(id.GetAkPublic())
-	if err != nil {
-		return nil, err
-	}
-	bank, err := p.Bank(banks(id.GetBanks()))
-	if err != nil {
-		return nil, err
-	}
-	sealed.Secret = newActivationSecret()
-	blob, encrypted, err := tpm2.MakeCredential(rand.Reader, ek, ak.Name(), sealed.Secret.Expose())
-	if err != nil {
-		return nil, err
-	}
-	sealed.Bank, sealed.PCRs = bank, p.Profile.PCRs()
-	sealed.EKPublic, sealed.AKPublic = id.GetEkPublic(), id.GetAkPublic()
-	sealed.EKCertificates, sealed.AKCertificates = id.GetEkCertificates(), id.GetAkCertificates()
-	res := &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank),
-		EventLog: p.Profile.NeedsEventLog()}
-	for _, pcr := range sealed.PCRs {
-		res.Pcrs = append(res.Pcrs, uint32(pcr))
-	}
 	return res, nil
 }
 
@@ -243,7 +193,8 @@ func (s *Service) attest(ctx context.Context, c *call,
 		return nil, err
 	}
 	c.policy = &p
-	ev := received(req)
+	ev := exchange.Received(req)
+	ev.CSRSPKI = req.GetCsrSpkiSha256()
 	conn := appraisal.Connection{Exporter: listen.Exporter(c.tls), Served: s.Served, Origin: s.Origins}
 	if err := appraisal.Bind(challenge, p, conn, ev, c.start); err != nil {
 		return nil, err

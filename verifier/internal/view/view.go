@@ -42,6 +42,7 @@ type Machines interface {
 	appraisal.Machines
 	Known(uid string) bool
 	Redeemable(uid, pool string, now time.Time) error
+	ByTicket(ticketSHA256 string, now time.Time) *machine.Machine
 }
 
 // Finding is a problem that an administrator should check: the reason of a condition, and a text.

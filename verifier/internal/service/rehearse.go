@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/rehearsal"
+)
+
+// newRehearsals returns the rehearsals of this service. They have no access to the keys of tokens.
+func (s *Service) newRehearsals() *rehearsal.Rehearsals {
+	return &rehearsal.Rehearsals{
+		View: s.View, Keys: func() rehearsal.Keys { return s.SealKeys() }, Records: recorder{s},
+		Origins: s.Origins, Served: s.Served, Clouds: s.Clouds, Directory: s.Directory,
+		AzureTokenResource: s.AzureTokenResource,
+		Tokens: func(now time.Time, required []evidence.Kind) ([]secret.Bytes, error) {
+			return s.provisioningTokens(&call{start: now}, required)
+		},
+		Open: func(now time.Time, p policy.Policy) bool {
+			return p.Mode == v1alpha1.ModeOff || s.unenforced(&call{start: now, policy: &p})
+		},
+	}
+}
+
+func (s *Service) rehearseChallenge(ctx context.Context, c *call,
+	req *mcsattestv1.RehearseChallengeRequest) (*mcsattestv1.RehearseChallengeResponse, error) {
+	c.pool = req.GetPool()
+	r := c.rehearsal()
+	res, err := s.rehearsals.Challenge(ctx, r, req)
+	s.rehearsed(c, r)
+	return res, err
+}
+
+func (s *Service) rehearse(ctx context.Context, c *call,
+	req *mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error) {
+	r := c.rehearsal()
+	res, err := s.rehearsals.Rehearse(outbound.For(ctx, c.source, c.yield), r, req)
+	s.rehearsed(c, r)
+	return res, err
+}
+
+// rehearsal returns the call for package rehearsal.
+func (c *call) rehearsal() *rehearsal.Call {
+	return &rehearsal.Call{
+		Now: c.start, ID: c.id, Exporter: listen.Exporter(c.tls), Yield: c.yield,
+		First: func() bool { return c.conn != nil && c.conn.FirstAttest() },
+	}
+}
+
+// rehearsed adds to the audit line and to the metrics what the rehearsal found.
+func (s *Service) rehearsed(c *call, r *rehearsal.Call) {
+	c.policy = r.Policy
+	if r.Machine != nil {
+		c.machine = r.Machine.String()
+	}
+	if r.Policy != nil {
+		c.pool = r.Policy.Pool
+	}
+	if r.Result == nil {
+		return
+	}
+	c.proven = true // each ticket has one result
+	result := "would-fail"
+	if r.Result.Passed {
+		result = "would-pass"
+	}
+	c.extra = append(c.extra, slog.String("result", result))
+	if !r.Result.Passed {
+		c.extra = append(c.extra, slog.String("would_deny", r.Result.Reason),
+			slog.String("explanation", audit.Clean(r.Result.Explanation)))
+	}
+	if s.ObserveRehearsal != nil {
+		s.ObserveRehearsal(poolLabel(r.Policy), result, r.Result.Reason)
+	}
+}
+
+// recorder writes the results of rehearsals.
+type recorder struct{ service *Service }
+
+func (w recorder) Recorded(ctx context.Context, id v1alpha1.RecordedIdentity) (string, error) {
+	return w.service.holder(ctx, id)
+}
+
+func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehearsal.Recorded, err error) {
+	in := record.Rehearsal{
+		Machine: r.Machine, TicketSHA256: r.TicketSHA256, Pool: audit.Clean(r.Pool),
+		AgentVersion: audit.Clean(r.AgentVersion), Denial: r.Denial, Proven: r.Proven, Unnamed: true,
+	}
+	for _, text := range r.Warnings {
+		in.Warnings = append(in.Warnings, audit.Clean(text))
+	}
+	if v := r.Verdict; v != nil && v.Machine != nil {
+		in.Identity, in.Endorsement, in.TPM, in.Replayable = v.Identity, v.Endorsement, v.TPM, v.Replayable
+		in.Unnamed = false
+	}
+	// If the client disconnects, its result must still be recorded.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	now := w.service.Now()
+	err = w.service.Records.Update(ctx, r.Machine.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next, err := record.Rehearse(rec, in, now)
+			if err != nil {
+				return nil, err
+			}
+			end = rehearsal.Recorded{RehearsalStatus: *next.Status.Rehearsal}
+			if c := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionRehearsed); !end.Passed {
+				end.Explanation = c.Message
+			}
+			return next, nil
+		})
+	return end, err
+}
