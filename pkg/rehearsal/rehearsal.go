@@ -44,7 +44,8 @@ func TicketHash(ticket []byte) string {
 // Order is what a node needs for a rehearsal.
 type Order struct {
 	Ticket secret.Bytes
-	// Pointer is the pointer config with which the machine would boot. It can have a provisioning token.
+	// Pointer is the pointer config with which the machine would boot, without a provisioning token: no node gets
+	// one after its first boot.
 	Pointer secret.Bytes
 }
 

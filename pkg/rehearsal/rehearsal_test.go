@@ -63,7 +63,7 @@ func TestParseOrder_RejectsOtherDocuments(t *testing.T) {
 	}
 }
 
-// The pointer config of an order can have a provisioning token.
+// The pointer config is secret, too: an administrator may forget a token in it.
 func TestAttack_T74_NoFormatterPrintsAnOrder(t *testing.T) {
 	o, err := rehearsal.ParseOrder([]byte(document))
 	if err != nil {

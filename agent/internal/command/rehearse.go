@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
@@ -47,6 +48,10 @@ func (a *agent) runRehearse(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
+	if token, _ := config.Presented(target.Origin, target.Pool); !token.Empty() {
+		return hinted{errors.New("the pointer config contains a provisioning token, which no rehearsal may send to a node"),
+			"create the document with 'kubectl attest rehearse' or 'mcs-attest-verifier rehearse'"}
+	}
 	machine, err := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
 	if err != nil {
 		return err
@@ -71,8 +76,10 @@ func (a *agent) runRehearse(ctx context.Context, file string) error {
 		a.console.Again("warning: %s", w)
 	}
 	if code := reason.Code(res.GetReason()); !res.GetPasses() {
-		return hinted{fmt.Errorf("this machine would not be attested: %v: %s (correlation id %s)", code,
-			res.GetExplanation(), res.GetCorrelationId()), code.Info().Hint}
+		// The explanation of a denial can begin with its reason.
+		why := strings.TrimPrefix(res.GetExplanation(), code.String()+": ")
+		return hinted{fmt.Errorf("this machine would not be attested: %v: %s (correlation id %s)", code, why,
+			res.GetCorrelationId()), code.Info().Hint}
 	}
 	a.console.Step("this machine would be attested (correlation id %s)", res.GetCorrelationId())
 	return nil

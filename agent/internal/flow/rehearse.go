@@ -16,9 +16,10 @@ const rehearseTries = 4
 
 // Rehearse presents the evidence of a first boot with an administrator's ticket, and returns what the
 // verifier would decide. It also sends incomplete evidence, so that the verifier can record what is missing.
-// An error means that there is no result.
+// An error means that there is no result. It never uses a provisioning token, which proves nothing about a machine.
 func (f *Flow) Rehearse(ctx context.Context, t Target, ticket secret.Bytes) (*mcsattestv1.RehearseResponse, error) {
 	f.Dialer.Proxy = t.Proxy
+	t.Provisioning = secret.Bytes{}
 	f.Console.Step("asking %s whether it would attest this machine for pool %s", t.Origin, t.Pool)
 	for try, pause := 1, firstPause; ; try, pause = try+1, min(2*pause, maxPause) {
 		res, err := f.rehearse(ctx, t, ticket)
@@ -73,6 +74,6 @@ func (f *Flow) rehearse(ctx context.Context, t Target, ticket secret.Bytes) (*mc
 	}
 	return s.Rehearse(ctx, &mcsattestv1.RehearseRequest{
 		Sealed: ev.GetSealed(), ServerSpkiSha256: ev.GetServerSpkiSha256(), Claims: ev.GetClaims(),
-		Tpm2: ev.GetTpm2(), Cloud: ev.GetCloud(), ProvisioningToken: ev.GetProvisioningToken(),
+		Tpm2: ev.GetTpm2(), Cloud: ev.GetCloud(),
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,25 +59,41 @@ func TestRehearse_ProvesTheMachine(t *testing.T) {
 // A stolen front relays the challenge of an attestation. The machine signs for a rehearsal, so what it
 // returns proves nothing to the verifier of that challenge.
 func TestAttack_T74_ARelayedChallengeOfAnAttestation(t *testing.T) {
-	token := secret.New([]byte("AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"))
-	for name, kind := range map[string]mcsattestv1.EvidenceKind{
-		"TPM":                mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2,
-		"provisioning token": mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN,
-	} {
-		for _, relay := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, relayed %t", name, relay), func(t *testing.T) {
-				m := newMachine(t)
-				v := rehearsing(t, &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kind}, Relay: relay,
-					ProvisioningToken: string(token.Expose())})
-				m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
-				res, err := m.flow.Rehearse(t.Context(), flow.Target{Origin: v.Origin, Pool: "worker", Provisioning: token},
-					secret.New([]byte(rehearsalTicket)))
-				ok(t, err)
-				if res.GetPasses() == relay {
-					t.Errorf("result %v", res)
-				}
-			})
-		}
+	for _, relay := range []bool{false, true} {
+		t.Run(fmt.Sprintf("relayed %t", relay), func(t *testing.T) {
+			m := newMachine(t)
+			res, err := m.rehearse(rehearsing(t, &verifiertest.Verifier{Relay: relay}))
+			ok(t, err)
+			if res.GetPasses() == relay {
+				t.Errorf("result %v", res)
+			}
+		})
+	}
+}
+
+// The image of a machine can have a provisioning token. It is for a first boot.
+func TestAttack_T74_ARehearsalUsesNoProvisioningToken(t *testing.T) {
+	m := newMachine(t)
+	var got *mcsattestv1.RehearseRequest
+	v := rehearsing(t, &verifiertest.Verifier{
+		Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN},
+		RehearseFunc: func(r *mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error) {
+			got = r
+			return &mcsattestv1.RehearseResponse{Passes: true}, nil
+		},
+	})
+	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
+	_, err := m.flow.Rehearse(t.Context(), flow.Target{Origin: v.Origin, Pool: "worker",
+		Provisioning: secret.New([]byte("AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"))},
+		secret.New([]byte(rehearsalTicket)))
+	ok(t, err)
+	offered := v.Offered()
+	if len(offered) != 1 || !slices.Equal(offered[0],
+		[]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2}) {
+		t.Errorf("offered %v", offered)
+	}
+	if len(got.GetProvisioningToken()) != 0 || len(got.GetSealed()) == 0 {
+		t.Errorf("sent %v", got)
 	}
 }
 

@@ -1915,11 +1915,12 @@ type RehearseRequest struct {
 	// RehearseChallengeResponse.sealed.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	// The other fields are those of AttestRequest. The transcript has a label of its own.
-	ServerSpkiSha256  []byte           `protobuf:"bytes,2,opt,name=server_spki_sha256,json=serverSpkiSha256,proto3" json:"server_spki_sha256,omitempty"`
-	Claims            []byte           `protobuf:"bytes,3,opt,name=claims,proto3" json:"claims,omitempty"`
-	Tpm2              *Tpm2Evidence    `protobuf:"bytes,4,opt,name=tpm2,proto3" json:"tpm2,omitempty"`
-	Cloud             []*CloudEvidence `protobuf:"bytes,5,rep,name=cloud,proto3" json:"cloud,omitempty"`
-	ProvisioningToken []byte           `protobuf:"bytes,6,opt,name=provisioning_token,json=provisioningToken,proto3" json:"provisioning_token,omitempty"`
+	ServerSpkiSha256 []byte           `protobuf:"bytes,2,opt,name=server_spki_sha256,json=serverSpkiSha256,proto3" json:"server_spki_sha256,omitempty"`
+	Claims           []byte           `protobuf:"bytes,3,opt,name=claims,proto3" json:"claims,omitempty"`
+	Tpm2             *Tpm2Evidence    `protobuf:"bytes,4,opt,name=tpm2,proto3" json:"tpm2,omitempty"`
+	Cloud            []*CloudEvidence `protobuf:"bytes,5,rep,name=cloud,proto3" json:"cloud,omitempty"`
+	// Always empty: no node gets the provisioning token after its first boot.
+	ProvisioningToken []byte `protobuf:"bytes,6,opt,name=provisioning_token,json=provisioningToken,proto3" json:"provisioning_token,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
