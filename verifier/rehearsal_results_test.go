@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -248,6 +249,47 @@ func TestAttack_T74_NoAttestationByARehearsal(t *testing.T) {
 	res, err := n.finish()
 	if err != nil || res.GetPasses() || res.GetReason() != mcsattestv1.Reason_REASON_ACTIVATION_INVALID {
 		t.Errorf("%v, %v", res, err)
+	}
+}
+
+// The caller chooses the pool. One whose policy requires no attestation does not turn a failure into a pass.
+func TestAttack_T74_AnotherPoolIsNoPass(t *testing.T) {
+	v := newVerifier(t)
+	n := newRehearser(t, v, 1)
+	v.permit("w0", n.ticket, time.Minute, "", [32]byte{1})
+	v.policy("  mode: \"Off\"\n")
+	n.pool = "master"
+	res, err := n.rehearse()
+	if err != nil || res.GetPasses() || res.GetReason() != mcsattestv1.Reason_REASON_MACHINE_POOL {
+		t.Errorf("%v, %v", res, err)
+	}
+}
+
+// A challenge admits only the connection that received it: from elsewhere it does not pass the source's limit.
+func TestAttack_T74_AForwardedChallengeIsLimited(t *testing.T) {
+	v := newVerifier(t, func(dir string) {
+		put(t, dir, "mcs-attest.yaml", []byte("origins: [\""+testOrigin+"\"]\nrequestsPerSecond: 1\n"))
+	})
+	v.freeze()
+	n, other := newRehearser(t, v, 1), newRehearser(t, v, 2)
+	v.permit("w0", n.ticket, time.Minute, "", n.keys.EKSPKI)
+	if err := n.begin(); err != nil {
+		t.Fatal(err)
+	}
+	ev := connect.NewRequest(n.evidence())
+	for range 1000 {
+		_ = other.begin() // it has no ticket
+		if slices.Contains(v.reasons(), "RateLimited") {
+			break
+		}
+	}
+	other.connect()
+	if _, err := other.client.Rehearse(t.Context(), ev); err == nil {
+		t.Error("a result for another connection")
+	}
+	v.wantReason("RateLimited")
+	if res, err := n.client.Rehearse(t.Context(), ev); err != nil || !res.Msg.GetPasses() {
+		t.Errorf("the connection of the challenge: %v, %v", res, err)
 	}
 }
 

@@ -176,6 +176,39 @@ func TestAttack_T74_AnotherMachinesEvidenceIsUnknown(t *testing.T) {
 	}
 }
 
+// Only a rehearsal passes without the provisioning token, with a warning. A wrong one is denied in both.
+func TestAttack_T74_OnlyARehearsalNeedsNoProvisioningToken(t *testing.T) {
+	for name, c := range map[string]struct {
+		proof             []byte
+		attest, rehearsal reason.Code
+	}{
+		"absent": {nil, reason.EvidenceMissing, 0},
+		"wrong":  {[]byte("wrong"), reason.ProvisioningTokenInvalid, reason.ProvisioningTokenInvalid},
+	} {
+		for _, rehearsal := range []bool{false, true} {
+			tr := newTPMTrial(t)
+			tr.rehearses, tr.required = rehearsal, append(tr.required, evidence.ProvisioningToken)
+			all := &tr.spec.Evidence[0].All
+			*all = append(*all, evidence.ProvisioningToken.String())
+			tr.spoil = func(in *appraisal.Context, ev *appraisal.Evidence) {
+				in.Rehearsal, ev.ProvisioningToken = rehearsal, c.proof
+				in.ProvisioningTokens = []secret.Bytes{secret.New([]byte("the provisioning token"))}
+			}
+			want := c.attest
+			if rehearsal {
+				want = c.rehearsal
+			}
+			if want != 0 {
+				tr.refused(t, want)
+			} else if v := tr.passes(t, "a"); !slices.ContainsFunc(v.Warnings, func(w string) bool {
+				return strings.Contains(w, "provisioning token")
+			}) {
+				t.Errorf("%s: warnings %q", name, v.Warnings)
+			}
+		}
+	}
+}
+
 // A rehearsal runs in the real root, so it does not claim a stage of its first boot.
 func TestRehearsal_TheStageIsNotAppraised(t *testing.T) {
 	for _, rehearsal := range []bool{false, true} {

@@ -176,10 +176,11 @@ func (e Enrollment) reduced() Enrollment {
 
 // HasEnrollment reports whether the registry has the enrollment in exactly this state.
 func (r *Registry) HasEnrollment(e Enrollment) bool {
+	e = e.reduced()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	known, ok := r.enrollments[name{e.kind, e.Namespace, e.Name}]
-	return !ok && e.empty() || ok && reflect.DeepEqual(*known, e.reduced())
+	return !ok && e.empty() || ok && reflect.DeepEqual(*known, e)
 }
 
 // DeleteEnrollment deletes a MachineAttestation and returns the Machine that it referred to, or nil.

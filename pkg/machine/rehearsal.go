@@ -34,6 +34,12 @@ func (ix *Index) ByTicket(ticketSHA256 string, now time.Time) (found *Machine) {
 
 // ByTicket is [Index.ByTicket].
 func (r *Registry) ByTicket(ticketSHA256 string, now time.Time) *Machine {
+	r.mu.RLock()
+	known := r.ticket.has(ticketSHA256)
+	r.mu.RUnlock()
+	if !known {
+		return nil // without the work of an index
+	}
 	return r.collect(func(c *closure) {
 		for e := range r.ticket.all(ticketSHA256) {
 			c.enrollment(e)
@@ -56,7 +62,7 @@ type Rehearsal struct {
 func (v Rehearsal) Match(id Identity, r Rules) (*Machine, error) {
 	r.rehearsed = v.Machine.UID
 	m, err := v.All.Match(id, r)
-	if v.names(id) || m != nil && m.UID == v.Machine.UID {
+	if m != nil && m.UID == v.Machine.UID || m == nil && v.names(id) {
 		return m, err
 	}
 	return (&Index{}).Match(id, r)

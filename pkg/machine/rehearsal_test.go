@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"encoding/hex"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,10 @@ func TestRegistry_AUsedTicketIsNoTicket(t *testing.T) {
 	if m := r.ByTicket(someTicket, modified); m != nil {
 		t.Errorf("after its use: %v", m)
 	}
+	// Otherwise a live read would find the cached state outdated, and no machine could attest.
+	if !r.HasEnrollment(e) {
+		t.Error("after its use, the registry has another state")
+	}
 	e.Status.Rehearsal.TicketSHA256 = strings.Repeat("b", 64)
 	r.PutEnrollment(e)
 	if r.ByTicket(someTicket, modified) == nil {
@@ -173,6 +178,12 @@ func TestAttack_T74_AnotherMachinesIdentityMatchesNothing(t *testing.T) {
 		if m := rehearsal.Named(id, w.rules); m != nil {
 			t.Errorf("%s names %s", name, m)
 		}
+	}
+	// Even if a component was once that of the rehearsed Machine.
+	own := *other
+	own.EKSHA256 = []string{hex.EncodeToString(w.id.EK[:])}
+	if m, err := (Rehearsal{All: ix, Machine: &own}).Match(w.id, w.rules); err == nil {
+		t.Errorf("a rehearsal of %s matches %s", &own, m)
 	}
 	if rehearsal.Enrolled(w.id.EK) || !ix.Enrolled(w.id.EK) {
 		t.Error("its EK is enrolled for the Machine of the rehearsal")

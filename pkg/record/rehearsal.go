@@ -72,7 +72,8 @@ func Rehearse(rec *v1alpha1.MachineAttestation, r Rehearsal, now time.Time) (*v1
 	if r.Proven {
 		text = strings.TrimPrefix(denial.Error(), denial.Code.String()+": ")
 	}
-	condition(s, now, v1alpha1.ConditionRehearsed, metav1.ConditionFalse, denial.Code.String(), truncate(text))
+	condition(s, now, v1alpha1.ConditionRehearsed, metav1.ConditionFalse, denial.Code.String(),
+		strings.ToValidUTF8(truncate(text), ""))
 	return next, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -183,9 +184,10 @@ func TestAttack_T74_ATicketIsUsedOnce(t *testing.T) {
 func TestAttack_T74_AnUnprovenCallerWritesNoTextOfItsOwn(t *testing.T) {
 	for _, proven := range []bool{false, true} {
 		r := rehearsal(t)
-		r.Denial, r.Proven = reason.From(reason.Deny(reason.EKNotEnrolled, "the caller's text")), proven
+		r.Denial = reason.From(reason.Deny(reason.EKNotEnrolled, "the caller's text %s", strings.Repeat("ü", 2000)))
+		r.Proven = proven
 		for i := range 20 {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("%d%s", i, strings.Repeat("w", 500)))
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%d%s", i, strings.Repeat("ü", 500)))
 		}
 		next, err := record.Rehearse(nil, r, start)
 		if err != nil {
@@ -193,6 +195,10 @@ func TestAttack_T74_AnUnprovenCallerWritesNoTextOfItsOwn(t *testing.T) {
 		}
 		if got := rehearsed(next).Message; strings.Contains(got, "the caller's text") != proven || got == "" {
 			t.Errorf("proven %v: %q", proven, got)
+		}
+		// The response of the call contains both, and must be UTF-8.
+		if !utf8.ValidString(rehearsed(next).Message) || !utf8.ValidString(next.Status.Rehearsal.Warnings[0]) {
+			t.Error("not UTF-8")
 		}
 		if w := next.Status.Rehearsal.Warnings; len(w) != v1alpha1.MaxRehearsalWarnings || len(w[0]) > 256 {
 			t.Errorf("%d warnings, the first of %d bytes", len(w), len(w[0]))

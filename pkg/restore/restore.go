@@ -44,6 +44,7 @@ func Enrollment(before, now v1alpha1.MachineAttestationSpec) v1alpha1.MachineAtt
 	next.EKSHA256 = common(before.EKSHA256, now.EKSHA256)
 	next.Quarantined = now.Quarantined
 	next.NotAfter = earlier(before.NotAfter, now.NotAfter)
+	next.Rehearsal = now.Rehearsal // it grants nothing
 	if !SameGrant(before, now) {
 		next.Reattest = nil
 	}

@@ -17,11 +17,13 @@
 package rehearsal
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -55,6 +57,8 @@ type Rehearsals struct {
 	AzureTokenResource string
 	// Tokens returns the valid provisioning tokens if one is required.
 	Tokens func(now time.Time, required []evidence.Kind) ([]secret.Bytes, error)
+	// Confirm returns a denial, or a temporary one if the cached state on which it is based may be outdated.
+	Confirm func(ctx context.Context, now time.Time, m *machine.Machine, denial error) error
 	// Open reports whether the pool needs no attestation now.
 	Open func(now time.Time, p policy.Policy) bool
 
@@ -62,7 +66,7 @@ type Rehearsals struct {
 	used map[[sha256.Size]byte]time.Time // tickets with a result, and when they had it
 }
 
-// Keys seals and opens challenges of rehearsals: a [seal.Ring], which could do more.
+// Keys seals and opens challenges of rehearsals.
 type Keys interface {
 	SealRehearsal(rand io.Reader, now time.Time, c seal.Rehearsal) ([]byte, error)
 	OpenRehearsal(sealed []byte) (seal.Rehearsal, error)
@@ -111,6 +115,9 @@ type Call struct {
 	Result  *Recorded
 }
 
+// maxVersion limits the recorded version of an agent, in bytes.
+const maxVersion = 64
+
 // usedFor is how long a ticket can be valid at most.
 const usedFor = time.Hour
 
@@ -131,18 +138,29 @@ func (r *Rehearsals) machineOf(now time.Time, ticket [sha256.Size]byte) (*machin
 
 // Valid reports whether a ticket is valid. It reads only cached state.
 func (r *Rehearsals) Valid(now time.Time, ticket []byte) bool {
-	_, err := r.machineOf(now, sha256.Sum256(ticket))
-	return len(ticket) == tickets.TicketSize && err == nil
-}
-
-// Own reports whether sealed is a challenge of a rehearsal whose ticket is valid.
-func (r *Rehearsals) Own(now time.Time, sealed []byte) bool {
-	c, err := r.Keys().OpenRehearsal(sealed)
-	if err != nil {
+	if len(ticket) != tickets.TicketSize {
 		return false
 	}
-	_, err = r.machineOf(now, c.TicketSHA256)
+	_, err := r.machineOf(now, sha256.Sum256(ticket))
 	return err == nil
+}
+
+// Own reports whether sealed is a fresh challenge of a rehearsal whose ticket is valid, and was issued on the
+// connection with this exporter if the policy binds it. It returns the hash of the ticket.
+func (r *Rehearsals) Own(now time.Time, exporter, sealed []byte) (ticket [sha256.Size]byte, own bool) {
+	c, err := r.Keys().OpenRehearsal(sealed)
+	if err != nil {
+		return ticket, false
+	}
+	p, err := r.View().Policies.For(c.Pool)
+	if err != nil || c.Fresh(now, p.ChallengeLifetime) != nil {
+		return ticket, false
+	}
+	if p.Binding == v1alpha1.BindingExporter && !bytes.Equal(c.Exporter, exporter) {
+		return ticket, false
+	}
+	_, err = r.machineOf(now, c.TicketSHA256)
+	return c.TicketSHA256, err == nil
 }
 
 // Challenge answers a caller with a valid ticket. If the rehearsal ends here, the response has its result.
@@ -160,10 +178,14 @@ func (r *Rehearsals) Challenge(ctx context.Context, c *Call,
 	if err := r.current(m); err != nil {
 		return nil, err
 	}
-	result := Result{Machine: m, TicketSHA256: hex.EncodeToString(ticket[:]), Pool: req.GetPool(),
-		AgentVersion: req.GetAgentVersion()}
-	sealed := seal.Rehearsal{MachineUID: m.UID, TicketSHA256: ticket, AgentVersion: req.GetAgentVersion()}
+	version := req.GetAgentVersion()
+	version = version[:min(len(version), maxVersion)]
+	result := Result{Machine: m, TicketSHA256: hex.EncodeToString(ticket[:]), Pool: req.GetPool(), AgentVersion: version}
+	sealed := seal.Rehearsal{MachineUID: m.UID, TicketSHA256: ticket, AgentVersion: version}
 	res, err := r.challenge(c, req, sealed)
+	if err != nil {
+		err = r.Confirm(ctx, c.Now, m, err)
+	}
 	switch {
 	case err != nil && !conclusive(err):
 		return nil, err
@@ -186,6 +208,9 @@ func (r *Rehearsals) challenge(c *Call, req *mcsattestv1.RehearseChallengeReques
 	sealed seal.Rehearsal) (*mcsattestv1.RehearseChallengeResponse, error) {
 	if !r.Origins(req.GetOrigin()) {
 		return nil, reason.Deny(reason.OriginUnknown, "%.256q", req.GetOrigin())
+	}
+	if err := hasPool(c.Machine, req.GetPool()); err != nil {
+		return nil, err
 	}
 	p, err := r.View().Policies.For(req.GetPool())
 	if err != nil {
@@ -254,23 +279,29 @@ func (r *Rehearsals) Rehearse(ctx context.Context, c *Call,
 		AgentVersion: challenge.AgentVersion}
 	result.Verdict, err = r.appraise(ctx, c, challenge.Challenge, ev)
 	if err != nil {
-		if !conclusive(err) {
+		if err = r.Confirm(ctx, c.Now, m, err); !conclusive(err) {
 			return nil, err
 		}
 		result.Denial = reason.From(err)
 		var refusal *appraisal.Refusal
 		result.Proven = errors.As(err, &refusal) && !refusal.Unproven && refusal.Machine != nil &&
 			refusal.Machine.UID == m.UID
-	} else {
-		result.Proven = result.Verdict.Machine != nil
-		result.Warnings = limits(p, result.Verdict)
+		return r.conclude(ctx, c, result)
 	}
+	if v := result.Verdict; v.Machine != nil && v.Machine.UID != m.UID {
+		return nil, fmt.Errorf("the verdict of the rehearsal of Machine %s names Machine %s", m, v.Machine)
+	}
+	result.Proven = result.Verdict.Machine != nil
+	result.Warnings = limits(p, result.Verdict)
 	return r.conclude(ctx, c, result)
 }
 
 // appraise appraises evidence for the Machine of the call.
 func (r *Rehearsals) appraise(ctx context.Context, c *Call, challenge seal.Challenge,
 	ev appraisal.Evidence) (*appraisal.Verdict, error) {
+	if err := hasPool(c.Machine, challenge.Pool); err != nil {
+		return nil, err
+	}
 	tokens, err := r.Tokens(c.Now, challenge.Required)
 	if err != nil {
 		return nil, err
@@ -286,6 +317,15 @@ func (r *Rehearsals) appraise(ctx context.Context, c *Call, challenge seal.Chall
 			return r.Records.Recorded(ctx, id)
 		},
 	}, ev, c.Now)
+}
+
+// hasPool denies a pool that the Machine may not have. The caller chooses the pool, and not every policy requires
+// evidence that names a Machine.
+func hasPool(m *machine.Machine, pool string) error {
+	if !m.HasPool(pool) {
+		return reason.Deny(reason.MachinePool, "the request is for pool %.64q, but Machine %s may have %q", pool, m, m.Pools)
+	}
+	return nil
 }
 
 // limits returns the warnings of a verdict, and what the rehearsal could not show.
@@ -311,7 +351,8 @@ func (r *Rehearsals) current(m *machine.Machine) error {
 // conclusive reports whether a denial is about the machine. Any other one leaves the ticket unused.
 func conclusive(err error) bool {
 	switch reason.From(err).Code {
-	case reason.StoreUnavailable, reason.RateLimited, reason.Internal, reason.ChallengeKeyUnknown:
+	case reason.StoreUnavailable, reason.RateLimited, reason.Internal, reason.ChallengeKeyUnknown,
+		reason.ProviderUnavailable, reason.InstanceNotFound:
 		return false
 	}
 	return true

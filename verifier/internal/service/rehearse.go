@@ -4,6 +4,7 @@ package service
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"time"
 
@@ -11,8 +12,11 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
@@ -24,16 +28,40 @@ import (
 // newRehearsals returns the rehearsals of this service. They have no access to the keys of tokens.
 func (s *Service) newRehearsals() *rehearsal.Rehearsals {
 	return &rehearsal.Rehearsals{
-		View: s.View, Keys: func() rehearsal.Keys { return s.SealKeys() }, Records: recorder{s},
+		View: s.View, Keys: func() rehearsal.Keys { return keys{s.SealKeys()} }, Records: recorder{s},
 		Origins: s.Origins, Served: s.Served, Clouds: s.Clouds, Directory: s.Directory,
 		AzureTokenResource: s.AzureTokenResource,
 		Tokens: func(now time.Time, required []evidence.Kind) ([]secret.Bytes, error) {
 			return s.provisioningTokens(&call{start: now}, required)
 		},
+		Confirm: s.confirmRehearsal,
 		Open: func(now time.Time, p policy.Policy) bool {
 			return p.Mode == v1alpha1.ModeOff || s.unenforced(&call{start: now, policy: &p})
 		},
 	}
+}
+
+// keys is a ring without what rehearsals do not need.
+type keys struct{ ring seal.Ring }
+
+func (k keys) SealRehearsal(rand io.Reader, now time.Time, c seal.Rehearsal) ([]byte, error) {
+	return k.ring.SealRehearsal(rand, now, c)
+}
+
+func (k keys) OpenRehearsal(sealed []byte) (seal.Rehearsal, error) {
+	return k.ring.OpenRehearsal(sealed)
+}
+
+// confirmRehearsal reads again what a denial depends on, as an attestation does.
+func (s *Service) confirmRehearsal(ctx context.Context, now time.Time, m *machine.Machine, denial error) error {
+	c := &call{start: now}
+	if reason.From(denial).Code != reason.ProvisioningTokenInvalid || s.ConfirmProvisioning == nil {
+		return s.confirmed(ctx, c, m, denial)
+	}
+	if _, err := s.rereadTokens(ctx, c, denial); err != nil {
+		return err
+	}
+	return reason.Wrap(reason.StoreUnavailable, denial, "the provisioning token has changed")
 }
 
 func (s *Service) rehearseChallenge(ctx context.Context, c *call,

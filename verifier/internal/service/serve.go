@@ -249,6 +249,10 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 		// A client that sends such a body may send more, so each one costs it a
 		// connection.
 		w.Header().Set("Connection", "close")
+		if m.proof == "ticket" {
+			// The parser quotes what it cannot parse, which may be the ticket.
+			return nil, reason.Deny(reason.Malformed, "body of %d bytes", len(body))
+		}
 		return nil, reason.Wrap(reason.Malformed, err, "body of %d bytes", len(body))
 	}
 	return m.run(s, ctx, c, req)
@@ -270,10 +274,18 @@ func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err erro
 			return true, nil
 		}
 	case m.event == "certify" && s.ownCertifyTicket(c, proof), m.event == "report" && s.ownTicket(c, proof),
-		m.event == "rehearse-challenge" && s.rehearsals.Valid(c.start, proof),
-		m.event == "rehearse" && s.rehearsals.Own(c.start, proof):
+		m.event == "rehearse-challenge" && s.rehearsals.Valid(c.start, proof):
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
 			return true, nil
+		}
+	}
+	if m.event == "rehearse" {
+		// All challenges of a ticket share its bucket.
+		if ticket, own := s.rehearsals.Own(c.start, listen.Exporter(c.tls), proof); own {
+			c.answered = true
+			if s.proofs.Allow(c.start, ticket) {
+				return true, nil
+			}
 		}
 	}
 	if !s.Limiter.Allow(c.start, c.source) {
