@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package client_test checks the page of the contract: attest.sh, a client that was written only
-// from that page, attests to the real verifier.
+// from that page, attests to the real verifier. The real agent rehearses with it.
 //
 // Each test starts what it needs: the verifier as a process, and a software TPM behind the socket
 // of tpm2-tools. It needs swtpm, tpm2-tools, openssl, jq and curl.
