@@ -17,6 +17,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the program without a cleanup
 	code := cli.Main(ctx, os.Args)
 	stop()
 	os.Exit(code)

@@ -242,6 +242,29 @@ func (m *Metrics) EventsDropped() { m.dropped.Inc() }
 // RoleMismatches sets the number of Nodes with a role that their pool does not have.
 func (m *Metrics) RoleMismatches(n int) { m.mismatches.Set(float64(n)) }
 
+// Rehearsals registers the metrics of the machines' last rehearsals. Read returns how many of these failed, and the
+// time of the oldest, which is zero if no machine has rehearsed. Each scrape calls it.
+func (m *Metrics) Rehearsals(read func() (failed int, oldest time.Time)) {
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "mcs_attest_rehearsals_failed",
+			Help: "Machines whose last rehearsal failed.",
+		}, func() float64 {
+			failed, _ := read()
+			return float64(failed)
+		}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "mcs_attest_rehearsal_oldest_timestamp_seconds",
+			Help: "Time of the oldest of the machines' last rehearsals (Unix time). 0 if no machine has rehearsed.",
+		}, func() float64 {
+			_, oldest := read()
+			if oldest.IsZero() {
+				return 0
+			}
+			return float64(oldest.Unix())
+		}))
+}
+
 // Door sets the state of a port, one of states.
 func (m *Metrics) Door(node, port, state string, states []string) {
 	for _, one := range states {

@@ -78,7 +78,7 @@ func (g *gathered) object(o *unstructured.Unstructured) error {
 			return nil // it is being made
 		case a.Spec.MachineRef == nil:
 			g.records[string(a.UID)] = &a.Status
-		case a.Status.MachineUID != "" || a.Status.Phase != "":
+		case a.Status.MachineUID != "" || a.Status.Phase != "" || a.Status.Rehearsal != nil:
 			g.records[a.Name] = &a.Status
 		}
 	}

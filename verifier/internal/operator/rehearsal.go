@@ -20,9 +20,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // Rehearsable is a machine of a cluster, as a rehearsal needs it.
@@ -64,7 +66,10 @@ func (c *Cluster) Rehearsables(ctx context.Context, names ...string) (all []Rehe
 	ix, seen := g.index(), map[string]bool{}
 	for _, m := range chosen {
 		object, ok := ix.ByUID(m.UID)
-		if ok && !seen[m.UID] {
+		if !ok {
+			return nil, fmt.Errorf("%s: %w", m.Name, errGone)
+		}
+		if !seen[m.UID] {
 			seen[m.UID] = true
 			all = append(all, Rehearsable{m, object})
 		}
@@ -78,10 +83,25 @@ type Rehearsal struct {
 	TicketSHA256    string
 }
 
+// Denied returns why the verifier would deny the machine whatever it proves, or nil. Then no rehearsal is necessary.
+func (m Rehearsable) Denied() error {
+	switch {
+	case m.Quarantined:
+		return reason.Deny(reason.Quarantined, "Machine %s", m.Name)
+	case m.Deleting || m.object.Phase == "Failed":
+		return reason.Deny(reason.MachineDeleting, "Machine %s", m.Name)
+	}
+	return nil
+}
+
 // OpenRehearsal writes the hash of a ticket into the machine's record. An earlier ticket is then void.
 func (c *Cluster) OpenRehearsal(ctx context.Context, m Rehearsable, ticketSHA256 string,
 	until time.Time) (Rehearsal, error) {
-	done, err := c.setFields(ctx, m.object, Write{}, map[string]any{"rehearsal": map[string]any{
+	object := m.object
+	if o := object.Mirror; o != nil && records.UID(object) == o.UID {
+		object = o // a machine of both Machine APIs has one record
+	}
+	done, err := c.setFields(ctx, object, Write{}, map[string]any{"rehearsal": map[string]any{
 		"ticketSHA256": ticketSHA256, "until": until.UTC().Format(time.RFC3339),
 	}})
 	if err != nil {
@@ -101,14 +121,21 @@ func (c *Cluster) CloseRehearsal(ctx context.Context, r Rehearsal) error {
 	}
 	_, err = c.dynamic.Resource(attestations).Namespace(r.Namespace).Patch(ctx, r.Name, types.JSONPatchType, patch,
 		metav1.PatchOptions{FieldManager: c.o.FieldManager})
-	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
-		return nil // the machine was deleted, or the ticket is another one
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if apierrors.IsInvalid(err) {
+		// The ticket is another one, or the API server rejects the object.
+		a, gone := c.attestation(ctx, r)
+		if errors.Is(gone, errGone) || gone == nil && (a.Spec.Rehearsal == nil ||
+			a.Spec.Rehearsal.TicketSHA256 != r.TicketSHA256) {
+			return nil
+		}
 	}
 	return c.failed("patch", attestations, r.Namespace, err)
 }
 
-// Rehearsed returns the record with the result of a rehearsal, or nil if it has none yet.
-func (c *Cluster) Rehearsed(ctx context.Context, r Rehearsal) (*v1alpha1.MachineAttestationStatus, error) {
+func (c *Cluster) attestation(ctx context.Context, r Rehearsal) (*v1alpha1.MachineAttestation, error) {
 	o, err := c.dynamic.Resource(attestations).Namespace(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, errGone
@@ -118,6 +145,15 @@ func (c *Cluster) Rehearsed(ctx context.Context, r Rehearsal) (*v1alpha1.Machine
 	var a v1alpha1.MachineAttestation
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &a); err != nil {
 		return nil, fmt.Errorf("read MachineAttestation: %w", err)
+	}
+	return &a, nil
+}
+
+// Rehearsed returns the record with the result of a rehearsal, or nil if it has none yet.
+func (c *Cluster) Rehearsed(ctx context.Context, r Rehearsal) (*v1alpha1.MachineAttestationStatus, error) {
+	a, err := c.attestation(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	if result := a.Status.Rehearsal; result == nil || result.TicketSHA256 != r.TicketSHA256 {
 		return nil, nil
@@ -152,19 +188,17 @@ func (c *Cluster) UserData(ctx context.Context, m Rehearsable) (secret.Bytes, po
 	return secret.Bytes{}, meta, fmt.Errorf("the Secret %s has neither the key userData nor value", full)
 }
 
-// OpenRehearsal writes the hash of a ticket into the machine's file. An earlier ticket is then void. It returns the
-// pointer config: the given one, or if that is empty, the one of the machine's pool.
-func (f *Folder) OpenRehearsal(ctx context.Context, name string, config secret.Bytes, ticketSHA256 string,
-	until time.Time) (Written, secret.Bytes, error) {
+// OpenRehearsal writes the hash of a ticket into the machine's file. An earlier ticket is then void.
+func (f *Folder) OpenRehearsal(ctx context.Context, name, ticketSHA256 string, until time.Time) (Written, error) {
 	m, own, err := f.machine(name)
-	if err == nil && config.Empty() {
-		config, err = f.pointerConfig(m)
-	}
 	if err != nil {
-		return Written{}, secret.Bytes{}, err
+		return Written{}, err
+	}
+	if err := (Rehearsable{admin.About(m), m}).Denied(); err != nil {
+		return Written{}, hint.New(err, "%s", reason.From(err).Code.Info().Hint)
 	}
 	end := metav1.NewTime(until.UTC().Truncate(time.Second))
-	done, err := f.setFields(ctx, m, own, Write{}, func(s *v1alpha1.MachineAttestationSpec) {
+	return f.setFields(ctx, m, own, Write{}, func(s *v1alpha1.MachineAttestationSpec) {
 		s.Rehearsal = &v1alpha1.RehearsalTicket{TicketSHA256: ticketSHA256, Until: end}
 	}, func(spec *yaml.Node) {
 		ticket := &yaml.Node{Kind: yaml.MappingNode}
@@ -172,11 +206,14 @@ func (f *Folder) OpenRehearsal(ctx context.Context, name string, config secret.B
 		set(ticket, "until", scalar("!!timestamp", end.Format(time.RFC3339)))
 		set(spec, "rehearsal", ticket)
 	})
-	return done, config, err
 }
 
-// pointerConfig reads pointers/POOL.ign of a machine's pool.
-func (f *Folder) pointerConfig(m *machine.Machine) (secret.Bytes, error) {
+// PointerConfig reads pointers/POOL.ign of a machine's pool.
+func (f *Folder) PointerConfig(name string) (secret.Bytes, error) {
+	m, _, err := f.machine(name)
+	if err != nil {
+		return secret.Bytes{}, err
+	}
 	if len(m.Pools) != 1 {
 		return secret.Bytes{}, hint.New(fmt.Errorf("%s has %d pools, so its pointer config is unknown", m, len(m.Pools)),
 			"name the file by --pointer")

@@ -27,10 +27,15 @@ import (
 	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/rehearsal"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -263,8 +268,8 @@ func command(t *testing.T, kubeconfig string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// result writes what the verifier writes: the result of the rehearsal with this ticket.
-func (k *kubelet) result(order rehearsal.Order, passed bool, reason, message string, warnings ...string) error {
+// result records the result of the rehearsal with this ticket, as the verifier does. Without a denial it passes.
+func (k *kubelet) result(order rehearsal.Order, denial error, warnings ...string) error {
 	hash := rehearsal.TicketHash(order.Ticket.Expose())
 	client := k.fixture.d.Resource(attestations).Namespace(k.fixture.namespace)
 	list, err := client.List(k.t.Context(), metav1.ListOptions{})
@@ -272,26 +277,23 @@ func (k *kubelet) result(order rehearsal.Order, passed bool, reason, message str
 		return err
 	}
 	for _, o := range list.Items {
-		spec, _ := o.Object["spec"].(map[string]any)
-		ticket, _ := spec["rehearsal"].(map[string]any)
-		if ticket["ticketSHA256"] != hash {
+		var a v1alpha1.MachineAttestation
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &a); err != nil {
+			return err
+		}
+		if a.Spec.Rehearsal == nil || a.Spec.Rehearsal.TicketSHA256 != hash {
 			continue
 		}
-		now, status := time.Now().UTC().Format(time.RFC3339), "False"
-		if passed {
-			status, reason = "True", "WouldPass"
+		next, err := record.Rehearse(&a, record.Rehearsal{
+			Machine:      &machine.Machine{Namespace: a.Namespace, Name: a.Spec.MachineRef.Name, UID: a.Name},
+			TicketSHA256: hash, Pool: "worker", AgentVersion: "v1.2.3", Warnings: warnings,
+			Denial: reason.From(denial), Proven: true, Identity: v1alpha1.RecordedIdentity{EKSHA256: ek},
+		}, time.Now())
+		if err != nil {
+			return err
 		}
-		result := map[string]any{"time": now, "ticketSHA256": hash, "pool": "worker", "passed": passed,
-			"agentVersion": "v1.2.3", "warnings": warnings}
-		if !passed {
-			result["reason"] = reason
-		}
-		patch, err := json.Marshal(map[string]any{"status": map[string]any{"rehearsal": result, "conditions": []any{
-			map[string]any{"type": "Rehearsed", "status": status, "reason": reason, "message": message,
-				"lastTransitionTime": now}}}})
-		if err == nil {
-			_, err = client.Patch(k.t.Context(), o.GetName(), "application/merge-patch+json", patch, metav1.PatchOptions{},
-				"status")
+		if o.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(next); err == nil {
+			_, err = client.UpdateStatus(k.t.Context(), &o, metav1.UpdateOptions{})
 		}
 		return err
 	}
@@ -323,7 +325,8 @@ func (k *kubelet) left() []string {
 }
 
 func TestRehearse_TableNamesEachReasonOnceWithItsFix(t *testing.T) {
-	k, c := rehearsing(t, "rehearse", "good", "bad-0", "bad-1", "cut-off", "down", "no-image", "misled")
+	k, c := rehearsing(t, "rehearse", "good", "bad-0", "bad-1", "cut-off", "down", "no-image", "misled",
+		"hostile", "failed")
 	for i, node := range []string{"good", "bad-0", "bad-1", "cut-off", "down", "no-image", "", "absent"} {
 		if _, err := k.fixture.machine(fmt.Sprintf("worker-%d", i), node); err != nil {
 			t.Fatal(err)
@@ -338,6 +341,23 @@ status: {phase: Running, nodeRef: {kind: Node, name: misled}}
 `, k.fixture.namespace)); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := k.fixture.put(machines, fmt.Sprintf(`
+apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata: {name: failed-0, namespace: %s, labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+spec: {providerSpec: {value: {userDataSecret: {name: worker-user-data}}}}
+status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
+`, k.fixture.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.fixture.machine("hostile-0", "hostile"); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := k.start(c)
+	here := []string{"-n", k.fixture.namespace, "--verifier-namespace", k.fixture.own}
+	if _, stderr, code := kubectlAttest(t, kubeconfig, append(here, "quarantine", "hostile-0")...); code != 0 {
+		t.Fatal(stderr)
+	}
 	k.waiting["no-image"] = "ImagePullBackOff"
 	var tickets []string
 	var mu sync.Mutex
@@ -345,15 +365,17 @@ status: {phase: Running, nodeRef: {kind: Node, name: misled}}
 		mu.Lock()
 		tickets = append(tickets, base64.StdEncoding.EncodeToString(order.Ticket.Expose()))
 		mu.Unlock()
-		if !strings.Contains(string(order.Pointer.Expose()), provisioningToken) {
-			t.Errorf("%s has another pointer config", node)
+		// A node that runs may be the reason for which the token was rotated.
+		if config := string(order.Pointer.Expose()); strings.Contains(config, provisioningToken) ||
+			!strings.Contains(config, "https://api-int.test:22623/config/worker") {
+			t.Errorf("the pointer config of %s is %s", node, config)
 		}
 		var err error
 		switch {
 		case node == "good":
-			err = k.result(order, true, "", "", "this boot is not the first boot")
+			err = k.result(order, nil, "this boot is not the first boot")
 		case strings.HasPrefix(node, "bad"):
-			err = k.result(order, false, "EKUntrusted", "no root for \x1b[2Jthe EK")
+			err = k.result(order, reason.Deny(reason.EKUntrusted, "no root for \x1b[2Jthe EK"))
 		default:
 			return "mcs-attest: asking\nerror: dial api-int.test:22623: no route to host\nhint: check the firewall\n"
 		}
@@ -362,10 +384,8 @@ status: {phase: Running, nodeRef: {kind: Node, name: misled}}
 		}
 		return "would pass\n"
 	}
-	kubeconfig := k.start(c)
-	args := []string{"rehearse", "--all", "-n", k.fixture.namespace, "--verifier-namespace", k.fixture.own}
-	stdout, stderr, code := kubectlAttest(t, kubeconfig, args...)
-	if code != 1 || !strings.Contains(stderr, "error: 3 of 8 machines would fail") {
+	stdout, stderr, code := kubectlAttest(t, kubeconfig, append(here, "rehearse", "--all")...)
+	if code != 1 || !strings.Contains(stderr, "error: 3 of 10 machines would fail") {
 		t.Errorf("exit status %d\n%s", code, stderr)
 	}
 	ns := k.fixture.namespace + "/"
@@ -378,9 +398,11 @@ status: {phase: Running, nodeRef: {kind: Node, name: misled}}
 			`and the verifier serves https://api-int.test:22623$`,
 		`(?m)^EKUntrusted: no root for \?\[2Jthe EK\n  machines: ` + ns + `worker-1, ` + ns +
 			`worker-2\n  fix: Add the root to ek-roots`,
-		`(?m)^did not rehearse: .*the agent says: dial api-int.test:22623: no route to host\n  machines: ` + ns +
-			`worker-3\n  fix: check the firewall$`,
+		`(?m)^did not rehearse: .*the agent on the Node says: dial api-int.test:22623: no route to host ` +
+			`\(hint: check the firewall\)\n  machines: ` + ns + `worker-3\n  fix: check that the Node reaches`,
 		`(?m)^did not rehearse: the Node down is not ready$`,
+		`(?m)^` + ns + `hostile-0 +hostile +worker +unknown +Quarantined +-$`,
+		`(?m)^` + ns + `failed-0 +failed +worker +unknown +MachineDeleting +-$`,
 		`(?m)^did not rehearse: the pod does not start: ImagePullBackOff: manifest unknown$`,
 		`(?m)^did not rehearse: the Machine names Node absent, which does not exist$`,
 		`(?m)^warning: this boot is not the first boot\n  machines: ` + ns + `worker-0$`,
@@ -398,10 +420,15 @@ status: {phase: Running, nodeRef: {kind: Node, name: misled}}
 	if len(tickets) != 4 {
 		t.Errorf("%d agents ran", len(tickets))
 	}
+	for _, o := range k.pods {
+		if slices.Contains([]string{"hostile", "failed", "misled", "down"}, o.Spec.NodeName) {
+			t.Errorf("a pod was created on Node %s", o.Spec.NodeName)
+		}
+	}
 	k.secrets(append(tickets, provisioningToken), stdout+stderr)
 
 	// A single machine that passes.
-	stdout, stderr, code = kubectlAttest(t, kubeconfig, append(args[2:], "rehearse", "worker-0", "-o", "json")...)
+	stdout, stderr, code = kubectlAttest(t, kubeconfig, append(here, "rehearse", "worker-0", "-o", "json")...)
 	var doc struct {
 		Rehearsals []struct{ Machine, Result, AgentVersion string }
 	}
@@ -409,8 +436,13 @@ status: {phase: Running, nodeRef: {kind: Node, name: misled}}
 		doc.Rehearsals[0].Result != "pass" || doc.Rehearsals[0].AgentVersion != "v1.2.3" {
 		t.Errorf("exit status %d, %v\n%s%s", code, err, stdout, stderr)
 	}
+	stdout, _, _ = kubectlAttest(t, kubeconfig, append(here, "status", "-o", "wide")...)
+	if !regexp.MustCompile(`worker-0 .*  \d+s pass  `).MatchString(stdout) ||
+		!regexp.MustCompile(`worker-1 .*  \d+s FAIL EKUntrusted  `).MatchString(stdout) {
+		t.Errorf("status:\n%s", stdout)
+	}
 	// A machine that cannot rehearse.
-	if _, stderr, code = kubectlAttest(t, kubeconfig, append(args[2:], "rehearse", "worker-4")...); code != 4 {
+	if _, stderr, code = kubectlAttest(t, kubeconfig, append(here, "rehearse", "worker-4")...); code != 4 {
 		t.Errorf("exit status %d of a Node that is not ready\n%s", code, stderr)
 	}
 }

@@ -264,7 +264,8 @@ func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, s
 		return written("created", o)
 	}
 	made, err := c.dynamic.Resource(attestations).Namespace(m.Namespace).Create(ctx,
-		o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server()})
+		o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
+			FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {
 		return Written{}, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/rehearsal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
@@ -94,7 +95,8 @@ of a machine did not take place.`,
 		rehearse.MaxParallel))
 	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, fmt.Sprintf("time for one machine, at most %v",
 		rehearse.MaxTimeout))
-	f.StringVar(&o.image, "image", "", "image with the agents for the pod (default: that of the verifier)")
+	f.StringVar(&o.image, "image", "",
+		"image with the agents for the pod (default: as the DaemonSet of the verifier names it)")
 	f.StringVar(&o.pointer, "pointer", "",
 		`pointer config of a machine whose Machine names no user data, a file or "-" for standard input`)
 	o.wait = env.WaitFlag(cmd)
@@ -164,8 +166,20 @@ func rehearseFolder(cmd *cobra.Command, e *env.Env, f *operator.Folder, o rehear
 	if err != nil {
 		return err
 	}
-	hash, until := rehearsal.TicketHash(ticket.Expose()), time.Now().Add(o.timeout)
-	done, config, err := f.OpenRehearsal(cmd.Context(), names[0], config, hash, until)
+	if config.Empty() {
+		if config, err = f.PointerConfig(names[0]); err != nil {
+			return err
+		}
+	}
+	config, warnings, err := rehearse.Prepare(cmd.Context(), f, config)
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		cmd.PrintErrln("warning:", audit.Clean(w))
+	}
+	hash := rehearsal.TicketHash(ticket.Expose())
+	done, err := f.OpenRehearsal(cmd.Context(), names[0], hash, time.Now().Add(o.timeout))
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator/rehearse"
 )
@@ -129,4 +131,16 @@ func some(machines []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(machines[:maxNamed], ", "), more)
 	}
 	return strings.Join(machines, ", ")
+}
+
+// rehearsed is a machine's last rehearsal, as a column has it.
+func rehearsed(r *v1alpha1.MachineAttestationStatus, now time.Time) string {
+	if r == nil || r.Rehearsal == nil {
+		return "-"
+	}
+	result := rehearse.Passed
+	if !r.Rehearsal.Passed {
+		result = rehearse.Failed + " " + r.Rehearsal.Reason
+	}
+	return age(now, r.Rehearsal.Time.Time) + " " + audit.Clean(result)
 }

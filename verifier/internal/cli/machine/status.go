@@ -33,8 +33,8 @@ func statusCommand(e *env.Env) *cobra.Command {
 and joined in this boot, and the reason if it did not. Times are in UTC; a time of an
 earlier day is shown as the day. Below are the machines that wait for approval, the
 machines that asked and are not enrolled with the command that enrolls them, and the
-errors in files or objects. -o wide adds full times, the start of the phase, and the
-Node.
+errors in files or objects. -o wide adds full times, the start of the phase, the Node,
+and the last rehearsal.
 
 For a folder, the command asks the running verifier; if none runs, it reads the files
 and the records. For a cluster, it reads the objects.
@@ -97,34 +97,35 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 	}
 	var table bytes.Buffer
 	w := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
-	row := func(name, pool, phase, since string, reached milestones, node, note string) {
+	row := func(name, pool, phase, since string, reached milestones, node, rehearsal, note string) {
 		columns := []string{name, pool, phase}
 		if wide {
 			columns = append(columns, since)
 		}
 		columns = append(columns, reached[:]...)
 		if wide {
-			columns = append(columns, node)
+			columns = append(columns, node, rehearsal)
 		}
 		fmt.Fprintln(w, strings.Join(append(columns, note), "\t")) // also without a note, or the column ends here
 	}
-	row("MACHINE", "POOL", "PHASE", "SINCE", milestones{"ATTESTED", "FETCHED", "JOINED"}, "NODE", "NOTE")
+	row("MACHINE", "POOL", "PHASE", "SINCE", milestones{"ATTESTED", "FETCHED", "JOINED"}, "NODE", "REHEARSED", "NOTE")
 	for _, m := range s.Machines {
 		phase, since, note := summary(m, s.Time)
 		times := reached(m, s.Time, wide)
 		if !wide && times == nothingReached && note != "" && since != "" {
 			note += " for " + since
 		}
-		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(nodeOf(m)), "-"), note)
+		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(nodeOf(m)), "-"),
+			rehearsed(m.Record, s.Time), note)
 	}
 	for _, p := range s.Pending {
 		row("(pending "+p.ID+")", audit.Clean(p.Pool), string(v1alpha1.PhasePending), age(s.Time, p.FirstSeen),
-			nothingReached, "-", "enroll --approve "+p.ID)
+			nothingReached, "-", "-", "enroll --approve "+p.ID)
 	}
 	unknown := unenrolled(s)
 	for _, d := range unknown[:min(len(unknown), maxUnknown)] {
 		row("(unknown "+d.EKSHA256[:min(len(d.EKSHA256), 16)]+")", audit.Clean(d.Pool), string(v1alpha1.PhaseDenied),
-			age(s.Time, d.First), nothingReached, "-", audit.Clean(d.Reason)+" for "+age(s.Time, d.First))
+			age(s.Time, d.First), nothingReached, "-", "-", audit.Clean(d.Reason)+" for "+age(s.Time, d.First))
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -130,6 +130,7 @@ func New(p *backend.Parts) (*Process, error) {
 	if k.inventory, err = inventory.New(api, *p.Config.Kubernetes, o); err != nil {
 		return nil, err
 	}
+	p.Metrics.Rehearsals(k.inventory.Rehearsed)
 	k.confirm = inventory.Confirmation{Client: dyn, Machines: k.inventory.Registry()}
 	k.controllers = append(k.controllers, k.doors.SetupWithManager)
 	secrets, err := k.secretControllers()

@@ -183,6 +183,12 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 	_, requested := status["certificateRequest"].(map[string]any)
 	a.latch.certified = requested && a.latch.node != ""
 	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
+	if rehearsal, ok := status["rehearsal"].(map[string]any); ok {
+		text, _ := rehearsal["time"].(string)
+		if at, err := time.Parse(time.RFC3339, text); err == nil {
+			a.latch.rehearsed, a.latch.failed = at.Unix(), rehearsal["passed"] != true
+		}
+	}
 	conditions, _ := status["conditions"].([]any)
 	for _, x := range conditions {
 		m, _ := x.(map[string]any)

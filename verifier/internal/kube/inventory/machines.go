@@ -129,6 +129,8 @@ type latch struct {
 	certified   bool     // the machine requested that certificate through the verifier
 	requests    bool     // it waits for that certificate
 	mismatch    bool     // the condition RoleMismatch is true
+	rehearsed   int64    // Unix time of the last rehearsal; 0 if there was none
+	failed      bool     // it failed
 }
 
 // grant is a used grant to attest again.

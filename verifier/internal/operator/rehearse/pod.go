@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -35,8 +36,10 @@ const (
 	container = "agent"
 	// agentsDir is where the verifier's image has the agents.
 	agentsDir = "/usr/share/mcs-attest/agents/"
-	// hostEtc is the Node's /etc in the pod.
-	hostEtc = "/host/etc"
+	// nodeConfig is a folder of the Node, and nodeConfigMount where the pod has it.
+	nodeConfig      = "/etc/mcs-attest"
+	nodeConfigMount = "/host" + nodeConfig
+	securityFS      = "/sys/kernel/security"
 	// maxOutput bounds what the agent prints.
 	maxOutput = 64 << 10
 	interval  = time.Second
@@ -52,7 +55,7 @@ type pod struct {
 }
 
 // object is the pod. It is like that of "oc debug node": privileged, because a container has no access to the TPM
-// otherwise. It has no credential of the API server. The API server may keep it for the time of the rehearsal only.
+// otherwise. It has no credential of the API server.
 func (p *pod) object() *corev1.Pod {
 	yes, no, root := true, false, int64(0)
 	seconds := int64(p.Timeout / time.Second)
@@ -88,20 +91,24 @@ func (p *pod) object() *corev1.Pod {
 				Command: []string{agentsDir + firstboot.AgentPrefix + p.node.Status.NodeInfo.Architecture},
 				Args:    []string{"rehearse", "-"},
 				Env: []corev1.EnvVar{
-					{Name: "MCS_ATTEST_PROVISIONING_TOKEN", Value: hostEtc + "/mcs-attest/provisioning-token"},
-					{Name: "MCS_ATTEST_AZURE_TOKEN_RESOURCE", Value: hostEtc + "/mcs-attest/azure-token-resource"},
+					{Name: "MCS_ATTEST_AZURE_TOKEN_RESOURCE", Value: nodeConfigMount + "/azure-token-resource"},
 				},
-				Stdin: true, StdinOnce: true,
+				Resources: corev1.ResourceRequirements{Requests: resources("10m", "32Mi"), Limits: resources("500m", "128Mi")},
+				Stdin:     true, StdinOnce: true,
 				SecurityContext: &corev1.SecurityContext{Privileged: &yes, RunAsUser: &root, RunAsNonRoot: &no,
 					ReadOnlyRootFilesystem: &yes},
-				VolumeMounts: []corev1.VolumeMount{
-					{Name: "dev", MountPath: "/dev"}, mount("security", "/sys/kernel/security"), mount("etc", hostEtc),
-				},
+				VolumeMounts: []corev1.VolumeMount{mount("security", securityFS), mount("config", nodeConfigMount)},
 			}},
-			Volumes: []corev1.Volume{host("dev", "/dev"), host("security", "/sys/kernel/security"), host("etc", "/etc")},
+			Volumes: []corev1.Volume{host("security", securityFS), host("config", nodeConfig)},
 		},
 	}
 	return o
+}
+
+func resources(cpu, memory string) corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse(memory),
+	}
 }
 
 // run creates the pod, passes input to the agent, and waits until the agent has ended.
@@ -200,28 +207,23 @@ func (p *pod) wait(ctx context.Context, reached func(*corev1.Pod) (bool, error))
 	return err
 }
 
-// said is why the agent had no result, in its own words.
+// said is why the agent had no result, in its own words. They are untrusted, so they are no fix.
 func (p *pod) said() error {
-	var lines []string
-	fix := "check that the Node reaches the verifier's origin, and that the verifier is not older than this command"
+	const fix = "check that the Node reaches the verifier's origin, and that the verifier is not older than this command"
+	text, advice := "", ""
 	for line := range strings.Lines(p.out.String()) {
 		line = audit.Clean(strings.TrimSpace(line))
-		switch text, isHint := strings.CutPrefix(line, "hint: "); {
-		case isHint:
-			fix = text
-		case line != "":
-			lines = append(lines, line)
+		switch problem, isError := strings.CutPrefix(line, "error: "); {
+		case isError && text == "":
+			text = problem
+		case strings.HasPrefix(line, "hint: ") && advice == "":
+			advice = " (" + line + ")"
 		}
 	}
-	if len(lines) == 0 {
-		return hint.New(errors.New("the agent printed nothing, and the verifier recorded no result"), "%s", fix)
+	if text == "" {
+		return hint.New(errors.New("the agent reported no error, and the verifier recorded no result"), fix)
 	}
-	i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "error: ") })
-	text := strings.TrimPrefix(lines[max(i, 0)], "error: ")
-	if i < 0 {
-		text = lines[len(lines)-1]
-	}
-	return hint.New(fmt.Errorf("the verifier recorded no result; the agent says: %s", text), "%s", fix)
+	return hint.New(fmt.Errorf("the verifier recorded no result; the agent on the Node says: %s%s", text, advice), fix)
 }
 
 // delete deletes the pod. It need not exist.
@@ -233,7 +235,7 @@ func (p *pod) delete(ctx context.Context) error {
 	return p.failed("delete the pod "+p.Cluster.Own()+"/"+p.name, err)
 }
 
-// deleteFinished deletes pods of commands that were killed.
+// deleteFinished deletes pods of commands that were killed. Another command may still read a younger pod.
 func (r *runner) deleteFinished(ctx context.Context) error {
 	pods := r.api.CoreV1().Pods(r.Cluster.Own())
 	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: podLabel + "=" + podName})
@@ -241,7 +243,7 @@ func (r *runner) deleteFinished(ctx context.Context) error {
 		return r.failed("list pods", err)
 	}
 	for _, o := range list.Items {
-		if done, _ := ended(&o); !done {
+		if done, _ := ended(&o); !done || time.Since(o.CreationTimestamp.Time) < MaxTimeout {
 			continue
 		}
 		if err := pods.Delete(ctx, o.Name, *metav1.NewDeleteOptions(0)); err != nil && !apierrors.IsNotFound(err) {

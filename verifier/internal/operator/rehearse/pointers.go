@@ -33,22 +33,37 @@ type pointers struct {
 	now      time.Time
 }
 
-func newPointers(ctx context.Context, c *operator.Cluster) (*pointers, error) {
-	config, err := c.Configuration(ctx)
-	if err != nil {
-		return nil, err
-	}
-	p := &pointers{origins: config.Origins, now: time.Now()}
-	if p.policies, err = c.Policies(ctx); err != nil {
-		p.policies, p.unread = nil, append(p.unread, fmt.Sprintf("the policies were not checked: %v", err))
-	}
-	if p.tokens, p.hasToken, err = c.Provisioning(ctx); err != nil {
-		p.hasToken, p.unread = false, append(p.unread, fmt.Sprintf("the provisioning token was not checked: %v", err))
-	}
-	return p, nil
+// settings are what a cluster or a folder has for its verifier.
+type settings interface {
+	Policies(context.Context) (*policy.Set, error)
+	Provisioning(context.Context) (provisioning.Tokens, bool, error)
 }
 
-// pointerConfig returns the pointer config of a machine. If the machine could not boot with it, it sets the result.
+func newPointers(ctx context.Context, s settings, origins []string) *pointers {
+	p := &pointers{origins: origins, now: time.Now()}
+	var err error
+	if p.policies, err = s.Policies(ctx); err != nil {
+		p.policies, p.unread = nil, append(p.unread, fmt.Sprintf("the policies were not checked: %v", err))
+	}
+	if p.tokens, p.hasToken, err = s.Provisioning(ctx); err != nil {
+		p.hasToken, p.unread = false, append(p.unread, fmt.Sprintf("the provisioning token was not checked: %v", err))
+	}
+	return p
+}
+
+// Prepare checks the pointer config of a folder's machine, and returns it for the node: without its tokens.
+func Prepare(ctx context.Context, f *operator.Folder, config secret.Bytes) (secret.Bytes, []string, error) {
+	p := newPointers(ctx, f, f.Config.Origins)
+	denied, warnings := p.check(config.Expose(), pointer.UserData{})
+	if denied != nil {
+		return secret.Bytes{}, nil, hint.New(fmt.Errorf("would fail: %s: %s", denied.code, denied.message), "%s", denied.fix)
+	}
+	config, err := p.withoutTokens(config)
+	return config, warnings, err
+}
+
+// pointerConfig returns the pointer config of a machine, without its tokens. If the machine could not boot with it, it
+// sets the result.
 func (r *runner) pointerConfig(ctx context.Context, m operator.Rehearsable, out *Result) (secret.Bytes, error) {
 	config, meta, err := r.Cluster.UserData(ctx, m)
 	if err != nil {
@@ -65,8 +80,21 @@ func (r *runner) pointerConfig(ctx context.Context, m operator.Rehearsable, out 
 	out.Warnings = append(out.Warnings, warnings...)
 	if denied != nil {
 		out.failed(denied.code.String(), denied.message, denied.fix)
+		return secret.Bytes{}, nil
 	}
-	return config, nil
+	return r.pointers.withoutTokens(config)
+}
+
+// withoutTokens removes the provisioning token and every other credential of a source. A node that runs must not get
+// the token: it may have been rotated because of that node.
+func (p *pointers) withoutTokens(config secret.Bytes) (secret.Bytes, error) {
+	known := slices.DeleteFunc([]secret.Bytes{p.tokens.Current, p.tokens.Previous}, secret.Bytes.Empty)
+	clean, _, err := pointer.Scrub(config.Expose(), known...)
+	if err != nil {
+		return secret.Bytes{}, hint.New(fmt.Errorf("remove the provisioning token from the pointer config: %w", err),
+			"the token belongs only in the source of the pointer config")
+	}
+	return secret.New(clean), nil
 }
 
 // denied is why a machine could not boot with a pointer config.
@@ -115,7 +143,10 @@ func (p *pointers) check(raw []byte, meta pointer.UserData) (*denied, []string) 
 	}
 	warnings := append(slices.Clone(p.unread), p.authorities(name, raw)...)
 	for _, s := range ours {
-		warnings = append(warnings, p.token(name, c, s, meta)...)
+		denied, more := p.token(name, c, s, meta)
+		if warnings = append(warnings, more...); denied != nil {
+			return denied, warnings
+		}
 	}
 	return nil, warnings
 }
@@ -138,36 +169,38 @@ func (p *pointers) authorities(name string, raw []byte) (warnings []string) {
 	return warnings
 }
 
-// token reports a source without the current provisioning token although the policy lists it. The verifier decides
-// whether the policy has an alternative to the token.
-func (p *pointers) token(name string, c *pointer.Config, s pointer.Source, meta pointer.UserData) []string {
+// token checks a source whose pool's policy lists the provisioning token. The node does not prove the token, so it is
+// a denial if every alternative of the policy has it.
+func (p *pointers) token(name string, c *pointer.Config, s pointer.Source, meta pointer.UserData) (*denied, []string) {
 	if p.policies == nil {
-		return nil
+		return nil, nil
 	}
 	of, err := p.policies.For(s.Pool)
 	if err != nil || !slices.Contains(of.Kinds(), evidence.ProvisioningToken) || !p.hasToken {
-		return nil
+		return nil, nil
 	}
 	token, _ := c.Presented(s.Origin, s.Pool)
-	var warnings []string
 	const remedy = "'token provisioning status' and 'token provisioning pointer' help"
 	switch p.tokens.Check(p.now, token.Expose()) {
 	case provisioning.Current:
-		return nil
+		return nil, nil
 	case provisioning.Previous:
-		warnings = append(warnings, fmt.Sprintf("%s has the previous provisioning token, which expires; %s", name, remedy))
-	default:
-		what := "another provisioning token than the cluster's"
-		if token.Empty() {
-			what = "no provisioning token"
-		}
-		warnings = append(warnings, fmt.Sprintf("%s has %s, and the policy of pool %s lists it; %s", name, what, s.Pool,
-			remedy))
+		return nil, []string{fmt.Sprintf("%s has the previous provisioning token, which expires; %s", name, remedy)}
 	}
+	what := "another provisioning token than the cluster's"
+	if token.Empty() {
+		what = "no provisioning token"
+	}
+	text := fmt.Sprintf("%s has %s, and the policy of pool %s lists it", name, what, s.Pool)
 	if why := meta.Managed(); meta.Name != "" && why != "" {
-		warnings = append(warnings, fmt.Sprintf("the verifier does not add the token to the Secret %s: %s", meta.Name, why))
+		text += fmt.Sprintf("; the verifier does not add the token to that Secret: %s", why)
 	}
-	return warnings
+	if !slices.ContainsFunc(of.Alternatives, func(all []evidence.Kind) bool {
+		return !slices.Contains(all, evidence.ProvisioningToken)
+	}) {
+		return &denied{reason.ProvisioningTokenInvalid, text, reason.ProvisioningTokenInvalid.Info().Hint}, nil
+	}
+	return nil, []string{text + "; " + remedy}
 }
 
 func list(all []string) string {

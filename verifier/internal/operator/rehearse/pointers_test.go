@@ -3,6 +3,7 @@
 package rehearse
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/base64"
 	"fmt"
@@ -37,12 +38,17 @@ func TestCheck_ReportsWhatAMachineCouldNotBootWith(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"},
-		Spec: v1alpha1.AttestationPolicySpec{Pools: []string{"worker"},
-			Evidence: []v1alpha1.EvidenceAlternative{{All: []string{"tpm2", "provisioning-token"}}}}})
-	if err != nil {
-		t.Fatal(err)
+	requires := func(alternatives ...v1alpha1.EvidenceAlternative) *policy.Set {
+		t.Helper()
+		set, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"},
+			Spec: v1alpha1.AttestationPolicySpec{Pools: []string{"worker"}, Evidence: alternatives}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set
 	}
+	both := v1alpha1.EvidenceAlternative{All: []string{"tpm2", "provisioning-token"}}
+	onlyTPM := v1alpha1.EvidenceAlternative{All: []string{"tpm2"}}
 	valid := fmt.Sprintf(`{"ignition":{"version":"3.4.0","config":{"merge":[{"source":`+
 		`"https://api-int.test:22623/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer %s"}]}]},`+
 		`"security":{"tls":{"certificateAuthorities":[{"source":"data:text/plain;base64,%s"}]}}}}`,
@@ -54,15 +60,16 @@ func TestCheck_ReportsWhatAMachineCouldNotBootWith(t *testing.T) {
 		}
 		return strings.Replace(valid, old, new, 1)
 	}
+	noToken := edited("Bearer "+string(tokens.Current.Expose()), "Basic bm9uZQ==")
 	end := now.Add(pki.Validity)
 	for _, c := range []struct {
-		name    string
-		config  string
-		meta    pointer.UserData
-		now     time.Time
-		without bool // without a policy
-		code    reason.Code
-		text    []string // of the denial, or of each warning
+		name     string
+		config   string
+		meta     pointer.UserData
+		now      time.Time
+		policies *policy.Set // nil: the token is required
+		code     reason.Code
+		text     []string // of the denial, or of each warning
 	}{
 		{name: "as it should be", config: valid},
 		{name: "cloud-config", config: "#cloud-config", code: reason.Malformed,
@@ -81,23 +88,28 @@ func TestCheck_ReportsWhatAMachineCouldNotBootWith(t *testing.T) {
 			text: []string{"the CA of the pointer config was not checked"}},
 		{name: "the previous token", config: edited(string(tokens.Current.Expose()), string(tokens.Previous.Expose())),
 			text: []string{"has the previous provisioning token"}},
-		{name: "no token", config: edited("Authorization", "Accept"),
+		{name: "no token", config: noToken,
+			code: reason.ProvisioningTokenInvalid,
 			text: []string{"has no provisioning token, and the policy of pool worker lists it"}},
+		{name: "no token, and the policy has an alternative", config: noToken,
+			policies: requires(both, onlyTPM),
+			text:     []string{"has no provisioning token, and the policy of pool worker lists it; 'token"}},
 		{name: "another token in a Secret that another program writes",
 			config: edited(string(tokens.Current.Expose()), "abcdefghijklmnopqrstuvwxyz"),
-			meta:   pointer.UserData{Name: "worker-user-data-managed"},
-			text: []string{"the Secret worker-user-data-managed has another provisioning token",
-				"the verifier does not add the token to the Secret worker-user-data-managed: the machine-config-operator"}},
-		{name: "no token, and no policy lists one", config: edited("Authorization", "Accept"), without: true},
+			meta:   pointer.UserData{Name: "worker-user-data-managed"}, code: reason.ProvisioningTokenInvalid,
+			text: []string{"the Secret worker-user-data-managed has another provisioning token than the cluster's, and the " +
+				"policy of pool worker lists it; the verifier does not add the token to that Secret: the machine-config-operator"}},
+		{name: "no token, and no policy lists one", config: noToken,
+			policies: requires(onlyTPM)},
 	} {
-		p := &pointers{origins: []string{"https://api-int.test:22623"}, policies: policies, tokens: tokens, hasToken: true,
-			now: now}
+		p := &pointers{origins: []string{"https://api-int.test:22623"}, policies: requires(both), tokens: tokens,
+			hasToken: true, now: now}
 		if !c.now.IsZero() {
 			p.now = c.now
 			p.tokens = provisioning.Tokens{Current: secret.New(slices.Clone(tokens.Current.Expose()))}
 		}
-		if c.without {
-			p.policies = &policy.Set{}
+		if c.policies != nil {
+			p.policies = c.policies
 		}
 		denied, got := p.check([]byte(c.config), c.meta)
 		if denied != nil {
@@ -117,7 +129,15 @@ func TestCheck_ReportsWhatAMachineCouldNotBootWith(t *testing.T) {
 				t.Errorf("%s: %q", c.name, got[i])
 			}
 		}
+		// The config for the node has no token, whichever it had.
+		clean, err := p.withoutTokens(secret.New([]byte(c.config)))
+		if err != nil && c.code != reason.Malformed || bytes.Contains(clean.Expose(), []byte("Authorization")) {
+			t.Errorf("%s: %v, %s", c.name, err, clean.Expose())
+		}
 		for _, token := range []secret.Bytes{tokens.Current, tokens.Previous} {
+			if bytes.Contains(clean.Expose(), token.Expose()) {
+				t.Errorf("%s: a token is in %s", c.name, clean.Expose())
+			}
 			if strings.Contains(strings.Join(got, ""), string(token.Expose())) {
 				t.Errorf("%s: a token is in %q", c.name, got)
 			}

@@ -4,9 +4,11 @@
 //
 // For each machine it does the following, in this order:
 //
-//   - check the pointer config in its user data;
+//   - skip a machine that is quarantined or being deleted, or that is not a Node;
+//   - check the pointer config in its user data, and its provisioning token;
 //   - open the rehearsal: write the hash of a new ticket into the machine's MachineAttestation;
-//   - run the agent on the Node, in a pod that reads the ticket and the pointer config from standard input;
+//   - run the agent on the Node, in a pod that reads the ticket and the pointer config, without its tokens, from
+//     standard input;
 //   - read the result, which the verifier writes into the MachineAttestation;
 //   - remove the ticket and delete the pod, also after an interruption.
 //
@@ -52,7 +54,8 @@ type Result struct {
 	Pool    string `json:"pool,omitempty"`
 	// Result is [Passed], [Failed] or [Unknown].
 	Result string `json:"result"`
-	// Reason is one of package reason's. It is empty if the result is Passed or Unknown.
+	// Reason is one of package reason's. Of a machine that did not rehearse, it says why the verifier would deny it
+	// whatever it proves, if that is known.
 	Reason   string   `json:"reason,omitempty"`
 	Message  string   `json:"message,omitempty"`
 	Fix      string   `json:"fix,omitempty"`
@@ -107,9 +110,11 @@ func Run(ctx context.Context, o Options, all []operator.Rehearsable) ([]Result, 
 	if r.api, err = kubernetes.NewForConfig(r.rest); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	if r.pointers, err = newPointers(ctx, o.Cluster); err != nil {
+	config, err := o.Cluster.Configuration(ctx)
+	if err != nil {
 		return nil, err
 	}
+	r.pointers = newPointers(ctx, o.Cluster, config.Origins)
 	if r.Image == "" {
 		if err := r.verifierImage(ctx); err != nil {
 			return nil, err
@@ -144,7 +149,7 @@ func (r *runner) call(f func()) {
 
 // machine lets one machine rehearse.
 func (r *runner) machine(ctx context.Context, m operator.Rehearsable) Result {
-	out := Result{Machine: m.Name, Node: m.NodeRef, Pool: strings.Join(m.Pools, ",")}
+	out := Result{Machine: m.Name, Node: m.NodeRef, Pool: audit.Clean(strings.Join(m.Pools, ","))}
 	limited, stop := context.WithTimeout(ctx, r.Timeout)
 	defer stop()
 	err := r.rehearse(limited, m, &out)
@@ -162,6 +167,10 @@ func (r *runner) machine(ctx context.Context, m operator.Rehearsable) Result {
 }
 
 func (r *runner) rehearse(ctx context.Context, m operator.Rehearsable, out *Result) error {
+	if err := m.Denied(); err != nil {
+		out.Reason = reason.From(err).Code.String()
+		return hint.New(errors.New(reason.From(err).Code.Info().Title), "%s", reason.From(err).Code.Info().Hint)
+	}
 	if m.NodeRef == "" {
 		return hint.New(errors.New("it is not a Node, so nothing can run on it"),
 			"a machine rehearses after it has joined")
@@ -201,7 +210,9 @@ func (r *runner) rehearse(ctx context.Context, m operator.Rehearsable, out *Resu
 	order := rehearsal.Order{Ticket: ticket, Pointer: config}
 	podErr := p.run(ctx, order.Encode())
 	// The record counts also if the connection to the pod broke.
-	status, err := r.Cluster.Rehearsed(context.WithoutCancel(ctx), opened)
+	last, stop := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
+	defer stop()
+	status, err := r.Cluster.Rehearsed(last, opened)
 	switch {
 	case err != nil:
 		return err
