@@ -33,9 +33,8 @@ type rehearseOptions struct {
 func rehearseCommand(e *env.Env) *cobra.Command {
 	var o rehearseOptions
 	cmd := &cobra.Command{
-		Use:    "rehearse [MACHINE... | --all]",
-		Hidden: true,
-		Short:  "Show whether a node could be provisioned again today",
+		Use:   "rehearse [MACHINE... | --all]",
+		Short: "Show whether a node could be provisioned again today",
 		Long: `Show whether a node could be provisioned again today, and if not, why. The agent on the
 node sends the evidence of a first boot, and the verifier appraises it by today's policy.
 A rehearsal grants nothing: it issues no token and changes no phase. Its result is in the
