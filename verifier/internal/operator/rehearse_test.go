@@ -353,9 +353,8 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 	if _, err := k.fixture.machine("hostile-0", "hostile"); err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig := k.start(c)
 	here := []string{"-n", k.fixture.namespace, "--verifier-namespace", k.fixture.own}
-	if _, stderr, code := kubectlAttest(t, kubeconfig, append(here, "quarantine", "hostile-0")...); code != 0 {
+	if _, stderr, code := kubectlAttest(t, c.Kubeconfig("admin"), append(here, "quarantine", "hostile-0")...); code != 0 {
 		t.Fatal(stderr)
 	}
 	k.waiting["no-image"] = "ImagePullBackOff"
@@ -384,6 +383,7 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 		}
 		return "would pass\n"
 	}
+	kubeconfig := k.start(c)
 	stdout, stderr, code := kubectlAttest(t, kubeconfig, append(here, "rehearse", "--all")...)
 	if code != 1 || !strings.Contains(stderr, "error: 3 of 10 machines would fail") {
 		t.Errorf("exit status %d\n%s", code, stderr)
@@ -391,9 +391,9 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 	ns := k.fixture.namespace + "/"
 	for _, want := range []string{
 		`(?m)^MACHINE +NODE +POOL +RESULT +REASON +AGE\n` + ns + `misled-0 +misled +worker +FAIL +OriginUnknown +-$`,
-		`(?m)^` + ns + `worker-1 +bad-0 +worker +FAIL +EKUntrusted +\d+s$`,
+		`(?m)^` + ns + `worker-1 +bad-0 +worker +FAIL +EKUntrusted +\d+[sm]$`,
 		`(?m)^` + ns + `worker-3 +cut-off +worker +unknown +- +-$`,
-		`(?m)^` + ns + `worker-0 +good +worker +pass +- +\d+s$`,
+		`(?m)^` + ns + `worker-0 +good +worker +pass +- +\d+[sm]$`,
 		`(?m)^OriginUnknown: the pointer config in the Secret other-user-data refers to https://elsewhere.test:22623, ` +
 			`and the verifier serves https://api-int.test:22623$`,
 		`(?m)^EKUntrusted: no root for \?\[2Jthe EK\n  machines: ` + ns + `worker-1, ` + ns +
@@ -417,15 +417,21 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 	if left := k.left(); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	if len(tickets) != 4 {
-		t.Errorf("%d agents ran", len(tickets))
+	mu.Lock()
+	secrets := append(slices.Clone(tickets), provisioningToken)
+	mu.Unlock()
+	if len(secrets) != 5 {
+		t.Errorf("%d agents ran", len(secrets)-1)
 	}
-	for _, o := range k.pods {
+	k.mu.Lock()
+	pods := slices.Clone(k.pods)
+	k.mu.Unlock()
+	for _, o := range pods {
 		if slices.Contains([]string{"hostile", "failed", "misled", "down"}, o.Spec.NodeName) {
 			t.Errorf("a pod was created on Node %s", o.Spec.NodeName)
 		}
 	}
-	k.secrets(append(tickets, provisioningToken), stdout+stderr)
+	k.secrets(secrets, stdout+stderr)
 
 	// A single machine that passes.
 	stdout, stderr, code = kubectlAttest(t, kubeconfig, append(here, "rehearse", "worker-0", "-o", "json")...)
@@ -437,8 +443,8 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 		t.Errorf("exit status %d, %v\n%s%s", code, err, stdout, stderr)
 	}
 	stdout, _, _ = kubectlAttest(t, kubeconfig, append(here, "status", "-o", "wide")...)
-	if !regexp.MustCompile(`worker-0 .*  \d+s pass  `).MatchString(stdout) ||
-		!regexp.MustCompile(`worker-1 .*  \d+s FAIL EKUntrusted  `).MatchString(stdout) {
+	if !regexp.MustCompile(`worker-0 .*  \d+[sm] pass  `).MatchString(stdout) ||
+		!regexp.MustCompile(`worker-1 .*  \d+[sm] FAIL EKUntrusted  `).MatchString(stdout) {
 		t.Errorf("status:\n%s", stdout)
 	}
 	// A machine that cannot rehearse.
