@@ -46,7 +46,7 @@ func (v *Verifier) Rehearse(ctx context.Context,
 	}
 	err := p.check(ctx, &mcsattestv1.AttestRequest{
 		Sealed: req.Msg.GetSealed(), ServerSpkiSha256: req.Msg.GetServerSpkiSha256(), Claims: req.Msg.GetClaims(),
-		Tpm2: req.Msg.GetTpm2(), Cloud: req.Msg.GetCloud(), ProvisioningToken: req.Msg.GetProvisioningToken(),
+		Tpm2: req.Msg.GetTpm2(), Cloud: req.Msg.GetCloud(),
 	})
 	resp := &mcsattestv1.RehearseResponse{Passes: err == nil, CorrelationId: "decade",
 		Warnings: []string{"this boot is not the first one"}}

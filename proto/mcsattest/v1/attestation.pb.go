@@ -1914,15 +1914,14 @@ type RehearseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// RehearseChallengeResponse.sealed.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
-	// The other fields are those of AttestRequest. The transcript has a label of its own.
+	// The other fields are those of AttestRequest. The transcript has a label of its own. The provisioning token is not
+	// presented, because no node gets it after its first boot.
 	ServerSpkiSha256 []byte           `protobuf:"bytes,2,opt,name=server_spki_sha256,json=serverSpkiSha256,proto3" json:"server_spki_sha256,omitempty"`
 	Claims           []byte           `protobuf:"bytes,3,opt,name=claims,proto3" json:"claims,omitempty"`
 	Tpm2             *Tpm2Evidence    `protobuf:"bytes,4,opt,name=tpm2,proto3" json:"tpm2,omitempty"`
 	Cloud            []*CloudEvidence `protobuf:"bytes,5,rep,name=cloud,proto3" json:"cloud,omitempty"`
-	// Always empty: no node gets the provisioning token after its first boot.
-	ProvisioningToken []byte `protobuf:"bytes,6,opt,name=provisioning_token,json=provisioningToken,proto3" json:"provisioning_token,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *RehearseRequest) Reset() {
@@ -1986,13 +1985,6 @@ func (x *RehearseRequest) GetTpm2() *Tpm2Evidence {
 func (x *RehearseRequest) GetCloud() []*CloudEvidence {
 	if x != nil {
 		return x.Cloud
-	}
-	return nil
-}
-
-func (x *RehearseRequest) GetProvisioningToken() []byte {
-	if x != nil {
-		return x.ProvisioningToken
 	}
 	return nil
 }
@@ -2276,14 +2268,13 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x06origin\x18\b \x01(\tR\x06origin\x122\n" +
 	"\x05cloud\x18\t \x01(\v2\x1c.mcsattest.v1.CloudChallengeR\x05cloud\x126\n" +
 	"\x06result\x18\n" +
-	" \x01(\v2\x1e.mcsattest.v1.RehearseResponseR\x06result\"\x81\x02\n" +
+	" \x01(\v2\x1e.mcsattest.v1.RehearseResponseR\x06result\"\xd2\x01\n" +
 	"\x0fRehearseRequest\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12,\n" +
 	"\x12server_spki_sha256\x18\x02 \x01(\fR\x10serverSpkiSha256\x12\x16\n" +
 	"\x06claims\x18\x03 \x01(\fR\x06claims\x12.\n" +
 	"\x04tpm2\x18\x04 \x01(\v2\x1a.mcsattest.v1.Tpm2EvidenceR\x04tpm2\x121\n" +
-	"\x05cloud\x18\x05 \x03(\v2\x1b.mcsattest.v1.CloudEvidenceR\x05cloud\x12-\n" +
-	"\x12provisioning_token\x18\x06 \x01(\fR\x11provisioningToken\"\xbd\x01\n" +
+	"\x05cloud\x18\x05 \x03(\v2\x1b.mcsattest.v1.CloudEvidenceR\x05cloud\"\xbd\x01\n" +
 	"\x10RehearseResponse\x12\x16\n" +
 	"\x06passes\x18\x01 \x01(\bR\x06passes\x12,\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x14.mcsattest.v1.ReasonR\x06reason\x12 \n" +

@@ -14,16 +14,17 @@ type Message interface {
 	GetSealed() []byte
 	GetServerSpkiSha256() []byte
 	GetClaims() []byte
-	GetProvisioningToken() []byte
 	GetTpm2() *mcsattestv1.Tpm2Evidence
 	GetCloud() []*mcsattestv1.CloudEvidence
 }
 
-// Received converts the untrusted evidence of a message.
+// Received converts the untrusted evidence of a message. Only an attestation presents the provisioning token.
 func Received(req Message) appraisal.Evidence {
 	ev := appraisal.Evidence{
 		Sealed: req.GetSealed(), ServerSPKI: req.GetServerSpkiSha256(), Claims: req.GetClaims(),
-		ProvisioningToken: req.GetProvisioningToken(),
+	}
+	if attest, ok := req.(*mcsattestv1.AttestRequest); ok {
+		ev.ProvisioningToken = attest.GetProvisioningToken()
 	}
 	if t := req.GetTpm2(); t != nil {
 		ev.TPM2 = &tpm2.Evidence{Quote: t.GetQuote(), Signature: t.GetSignature(), Activation: t.GetActivation(),

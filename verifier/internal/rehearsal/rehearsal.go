@@ -302,14 +302,10 @@ func (r *Rehearsals) appraise(ctx context.Context, c *Call, challenge seal.Chall
 	if err := hasPool(c.Machine, challenge.Pool); err != nil {
 		return nil, err
 	}
-	tokens, err := r.Tokens(c.Now, challenge.Required)
-	if err != nil {
-		return nil, err
-	}
 	now := r.View()
 	machines := machine.Rehearsal{All: now.Machines, Machine: c.Machine}
 	return appraisal.Appraise(ctx, appraisal.Context{
-		Rehearsal: true, ProvisioningTokens: tokens, Challenge: challenge, Policy: *c.Policy, Machines: machines,
+		Rehearsal: true, Challenge: challenge, Policy: *c.Policy, Machines: machines,
 		References: now.References, Endorsers: appraisal.Endorsers(now.Trust.AK, machines, now.EKRoots),
 		Clouds: r.Clouds, Directory: r.Directory,
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
