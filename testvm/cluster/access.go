@@ -142,8 +142,17 @@ func (c *Cluster) KubectlApply(t TB, manifests string) string {
 }
 
 // KubectlAs runs kubectl as a user of [Cluster.Kubeconfig]; stdin may be empty. The error contains
-// its standard error.
+// its standard error. A change of a CRD closes the API server's connection to the old storage. A request that
+// uses it at this moment ends with a timeout, so an apply is then repeated once.
 func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) {
+	out, err := c.kubectl(user, stdin, args...)
+	if err != nil && args[0] == "apply" && strings.Contains(err.Error(), "Error from server (Timeout)") {
+		return c.kubectl(user, stdin, args...)
+	}
+	return out, err
+}
+
+func (c *Cluster) kubectl(user, stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
