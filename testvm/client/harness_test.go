@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 var verifierBinary string
@@ -40,12 +41,11 @@ type verifier struct {
 func startVerifier(t *testing.T, edit ...string) *verifier {
 	t.Helper()
 	dir := t.TempDir()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Pick()
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := listener.Addr().String()
-	listener.Close()
+	address := fmt.Sprintf("127.0.0.1:%d", port)
 	v := &verifier{dir: dir, origin: "https://" + address, log: filepath.Join(t.TempDir(), "log")}
 	v.run(t, "init", dir, "--origin", v.origin, "--listen", address, "--health-listen", "127.0.0.1:0", "--metrics-listen",
 		"127.0.0.1:0")

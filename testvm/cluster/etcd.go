@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 // startEtcd tries another port if the first one is already in use.
@@ -17,11 +19,11 @@ func (c *Cluster) startEtcd() error {
 		return err
 	}
 	for try := 1; ; try++ {
-		peer, err := freePort()
+		peer, err := freeport.Pick()
 		if err != nil {
 			return err
 		}
-		if c.etcdPort, err = freePort(); err != nil {
+		if c.etcdPort, err = freeport.Pick(); err != nil {
 			return err
 		}
 		client, peers := fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort), fmt.Sprintf("http://127.0.0.1:%d", peer)

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 // pairFor returns a node's certificate and its key, as the agent delivers them.
@@ -109,7 +111,7 @@ healthzPort: 0
 		t.Fatal(err)
 	}
 	t.Cleanup(cri.kill)
-	port, err := freePort()
+	port, err := freeport.Pick()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"fmt"
-	"net"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,13 +39,3 @@ func holdPort() (*port, error) {
 }
 
 func (p *port) release() { unix.Close(p.fd) }
-
-// freePort is for servers that do not share ports. Another process may take the port first.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
-}

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 // VerifierConfig defines how a verifier is set up. The zero value serves its own config for the
@@ -124,10 +126,9 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 
 func (r *Rig) freePort() int {
 	r.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Pick()
 	r.fatal(err, "port")
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return port
 }
 
 func (v *Verifier) configFile() string { return filepath.Join(v.Dir, "mcs-attest.yaml") }
