@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command mutate tests the tests. It changes one thing in the code of a package, a mutant, and runs
-// the package's own tests. If they still pass, they would not notice that mistake.
+// the package's own tests, the slow ones last. If they still pass, they would not notice that mistake.
 //
 //	mutate [-since COMMIT] [-only REGEXP] [-budget TIME] [-v] PACKAGE...
 //

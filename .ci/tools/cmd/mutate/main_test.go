@@ -152,6 +152,38 @@ func TestSwitched_NestedMutants(t *testing.T) {
 	}
 }
 
+// The slow tests run after the others.
+func TestInPasses_SlowTestsAreLast(t *testing.T) {
+	const quick = `{"Action":"run","Test":"TestA"}{"Action":"pass","Test":"TestA","Elapsed":0.09}` +
+		`{"Action":"pass","Test":"TestB/subtest","Elapsed":3}`
+	const slow = `{"Action":"pass","Test":"TestB","Elapsed":3}{"Action":"pass","Test":"FuzzC","Elapsed":0.1}`
+	first := pass{[]string{"-test.skip", "^()$"}, 30 * time.Second}
+	if got, err := inPasses([]byte(quick + `{"Action":"pass","Elapsed":4}`)); err != nil ||
+		!reflect.DeepEqual(got, []pass{first}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	first = pass{[]string{"-test.skip", "^(TestB|FuzzC)$"}, 14500 * time.Millisecond}
+	second := pass{[]string{"-test.run", "^(TestB|FuzzC)$"}, 30 * time.Second}
+	if got, err := inPasses([]byte(quick + slow + `{"Action":"pass","Elapsed":4}`)); err != nil ||
+		!reflect.DeepEqual(got, []pass{first, second}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// The compiler prints errors of long lines without a column. All mutants of such a line are removed.
+func TestRemove_ErrorWithoutAColumn(t *testing.T) {
+	const src = "package p\n\nvar x = a +\n\tb + c\n"
+	found := compileError.FindStringSubmatch("./dir/switch_p.go:4: mismatched types")
+	if found == nil || number(found[2]) != 4 || number(found[3]) != 0 {
+		t.Fatalf("%q", found)
+	}
+	places := map[int][2]int{1: {19, 22}, 2: {24, 25}, 3: {28, 29}}
+	chosen, toggles := map[int]toggle{1: {}, 2: {}, 3: {}}, map[int]toggle{1: {}, 2: {}, 3: {}}
+	if n := remove(chosen, toggles, []byte(src), places, 4, 0); n != 2 || len(chosen) != 1 || len(toggles) != 1 {
+		t.Errorf("removed %d, left %v", n, toggles)
+	}
+}
+
 // What cannot have a switch has a program of its own, with the same result.
 func TestMutate_SwitchesThatDoNotCompile(t *testing.T) {
 	t.Chdir(t.TempDir())
@@ -179,7 +211,13 @@ import (
 )
 
 func TestAll(t *testing.T) {
-	if late(5*time.Second) || !late(6*time.Second-1) || sum([]int{1, 2, 4}) != 7 {
+	if late(5*time.Second) || !late(6*time.Second-1) {
+		t.Error()
+	}
+}
+
+func TestSlow(t *testing.T) {
+	if time.Sleep(200 * time.Millisecond); sum([]int{1, 2, 4}) != 7 {
 		t.Error()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 )
@@ -64,28 +65,59 @@ func packages(ctx context.Context, patterns []string) ([]goPackage, error) {
 type runner struct {
 	goPackage
 	work    string
-	timeout time.Duration
+	passes  []pass
 	covered map[string][]lines
 	toggles map[int]toggle // of the mutants in the common program, by their numbers, which begin with 1
 }
 
-var passed = regexp.MustCompile(`(?m)^ok\s+\S+\s+([0-9.]+s)`)
+// pass is some of the tests, and the time that they may take with a mutant, which can make a loop endless.
+type pass struct {
+	which   []string // flags of the test program
+	timeout time.Duration
+}
 
-// prepare runs the tests without a mutant. They must pass. It keeps what they cover, and the time
-// that they may take with a mutant, which can make a loop endless.
+// slowTest is the time from which on a test runs only on mutants that all faster tests accept.
+const slowTest = 100 * time.Millisecond
+
+// inPasses reads what "go test -json" prints, and returns the passes.
+func inPasses(events []byte) ([]pass, error) {
+	var names []string
+	var all, slow time.Duration
+	for d := json.NewDecoder(bytes.NewReader(events)); d.More(); {
+		var e struct {
+			Action, Test string
+			Elapsed      float64 // in seconds
+		}
+		if err := d.Decode(&e); err != nil {
+			return nil, err
+		}
+		took := time.Duration(e.Elapsed * float64(time.Second))
+		switch {
+		case e.Action != "pass" || strings.Contains(e.Test, "/"):
+		case e.Test == "": // the package
+			all = took
+		case took >= slowTest:
+			names, slow = append(names, e.Test), slow+took
+		}
+	}
+	these := "^(" + strings.Join(names, "|") + ")$"
+	passes := []pass{{[]string{"-test.skip", these}, 10*time.Second + 5*max(0, all-slow)}}
+	if len(names) > 0 {
+		passes = append(passes, pass{[]string{"-test.run", these}, 10*time.Second + 5*all})
+	}
+	return passes, nil
+}
+
+// prepare runs the tests without a mutant. They must pass. It keeps what they cover, and their times.
 func prepare(ctx context.Context, p goPackage, work string) (*runner, error) {
 	profile := filepath.Join(work, "cover")
-	out, err := command(ctx, "go", "test", "-vet=off", "-count=1", "-coverprofile", profile, p.ImportPath)
+	out, err := command(ctx, "go", "test", "-json", "-vet=off", "-count=1", "-coverprofile", profile, p.ImportPath)
 	if err != nil {
 		return nil, err
 	}
-	r := &runner{goPackage: p, work: work, timeout: 10 * time.Second}
-	if took := passed.FindSubmatch(out); took != nil { // it is missing if there are no tests
-		d, err := time.ParseDuration(string(took[1]))
-		if err != nil {
-			return nil, err
-		}
-		r.timeout += 5 * d
+	r := &runner{goPackage: p, work: work}
+	if r.passes, err = inPasses(out); err != nil {
+		return nil, err
 	}
 	raw, err := os.ReadFile(profile)
 	if err != nil {
@@ -154,7 +186,7 @@ func (r *runner) one(ctx context.Context, m mutant, i int, deadline time.Time) (
 		return result{outcome: notRun}, nil
 	}
 	if _, ok := r.toggles[i+1]; ok {
-		return outcomeOf(ctx, m, r.command(ctx, i+1))
+		return r.outcomeOf(ctx, m, r.program(), i+1)
 	}
 	path := filepath.Join(r.Module.Dir, m.file)
 	src, err := os.ReadFile(path)
@@ -172,27 +204,34 @@ func (r *runner) one(ctx context.Context, m mutant, i int, deadline time.Time) (
 	if err := os.WriteFile(changed+".json", overlay, 0o600); err != nil {
 		return result{}, err
 	}
-	return outcomeOf(ctx, m, exec.CommandContext(ctx, "go", "test", "-vet=off", "-failfast", "-timeout",
-		r.timeout.String(), "-overlay", changed+".json", r.ImportPath))
+	program := changed + ".test"
+	defer os.Remove(program)
+	if out, err := r.compile(ctx, program, changed+".json"); compileError.Match(out) {
+		return result{outcome: invalid}, nil
+	} else if err != nil {
+		return result{}, fmt.Errorf("%s: %w", m, err)
+	}
+	return r.outcomeOf(ctx, m, program, 0)
 }
 
-// outcomeOf runs the tests of a mutant.
-func outcomeOf(ctx context.Context, m mutant, cmd *exec.Cmd) (result, error) {
-	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return result{outcome: survived}, nil
-	case ctx.Err() != nil || !errors.As(err, &exit):
-		return result{}, fmt.Errorf("%s: %w", m, err)
-	case bytes.Contains(out, []byte("[build failed]")):
-		return result{outcome: invalid}, nil
+// outcomeOf runs the tests of a mutant: the slow ones only if the others do not kill it.
+func (r *runner) outcomeOf(ctx context.Context, m mutant, program string, n int) (result, error) {
+	for _, p := range r.passes {
+		out, err := r.command(ctx, program, n, p).CombinedOutput()
+		var exit *exec.ExitError
+		switch {
+		case err == nil:
+			continue
+		case ctx.Err() != nil || !errors.As(err, &exit):
+			return result{}, fmt.Errorf("%s: %w", m, err)
+		}
+		by := []string{}
+		for _, f := range failed.FindAllSubmatch(out, -1) {
+			by = append(by, string(f[1])+string(f[2]))
+		}
+		return result{killed, by}, nil
 	}
-	by := []string{}
-	for _, f := range failed.FindAllSubmatch(out, -1) {
-		by = append(by, string(f[1])+string(f[2]))
-	}
-	return result{killed, by}, nil
+	return result{outcome: survived}, nil
 }
 
 // covers reports whether the tests execute the mutant. The profile has no declarations, so those

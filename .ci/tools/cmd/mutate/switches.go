@@ -112,7 +112,8 @@ func switched(src []byte, chosen map[int]toggle) ([]byte, map[int][2]int) {
 	return out.Bytes(), places
 }
 
-var compileError = regexp.MustCompile(`(?m)^(?:\S*/)?([^/\s:]+\.go):(\d+):(\d+): `)
+// The compiler prints no column above 255.
+var compileError = regexp.MustCompile(`(?m)^(?:\S*/)?([^/\s:]+\.go):(\d+):(?:(\d+):)? `)
 
 // build compiles the program with the switches of the mutants. Those that it does not have are removed
 // from the toggles.
@@ -130,8 +131,7 @@ func (r *runner) build(ctx context.Context, all []mutant, toggles map[int]toggle
 		if err != nil {
 			return err
 		}
-		out, err := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-e", "-o", r.program(),
-			"-overlay", filepath.Join(r.work, "switches.json"), r.ImportPath).CombinedOutput()
+		out, err := r.compile(ctx, r.program(), filepath.Join(r.work, "switches.json"))
 		if err == nil {
 			return r.try(ctx)
 		}
@@ -164,7 +164,7 @@ func remove(chosen, toggles map[int]toggle, src []byte, places map[int][2]int, l
 		if p[0] <= end && start < p[1] {
 			within = append(within, n)
 		}
-		if p[0] <= at && at < p[1] && (best == 0 || p[1]-p[0] < places[best][1]-places[best][0]) {
+		if column > 0 && p[0] <= at && at < p[1] && (best == 0 || p[1]-p[0] < places[best][1]-places[best][0]) {
 			best = n
 		}
 	}
@@ -212,10 +212,16 @@ func (r *runner) write(byFile map[string]map[int]toggle) (map[string][]byte, map
 
 func (r *runner) program() string { return filepath.Join(r.work, "switches.test") }
 
-// command returns the command that runs the tests with the switch of a mutant.
-func (r *runner) command(ctx context.Context, n int) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, r.program(), "-test.paniconexit0", "-test.failfast",
-		"-test.timeout", r.timeout.String())
+// compile compiles the tests, and returns what the compiler prints.
+func (r *runner) compile(ctx context.Context, program, overlay string) ([]byte, error) {
+	return exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-gcflags=-e", "-o", program,
+		"-overlay", overlay, r.ImportPath).CombinedOutput()
+}
+
+// command returns the command that runs tests with the switch of a mutant.
+func (r *runner) command(ctx context.Context, program string, n int, p pass) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, program, append([]string{"-test.paniconexit0", "-test.failfast",
+		"-test.timeout", p.timeout.String()}, p.which...)...)
 	cmd.Dir = r.Dir
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", switchVariable, n))
 	return cmd
@@ -223,8 +229,10 @@ func (r *runner) command(ctx context.Context, n int) *exec.Cmd {
 
 // try checks that the tests pass if no mutant is selected.
 func (r *runner) try(ctx context.Context) error {
-	if out, err := r.command(ctx, 0).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s without a mutant: %w\n%s", r.ImportPath, err, strings.TrimSpace(string(out)))
+	for _, p := range r.passes {
+		if out, err := r.command(ctx, r.program(), 0, p).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s without a mutant: %w\n%s", r.ImportPath, err, strings.TrimSpace(string(out)))
+		}
 	}
 	return nil
 }
