@@ -226,8 +226,9 @@ func (d *digests) pass(config []byte) (*Rendered, error) {
 	d.mu.Lock()
 	for i := range d.ring {
 		if d.ring[i].sum == sum {
+			passed := d.ring[i].passed // another request may replace the entry after the unlock
 			d.mu.Unlock()
-			return d.ring[i].passed, nil
+			return passed, nil
 		}
 	}
 	d.mu.Unlock()

@@ -235,6 +235,26 @@ func TestDigests(t *testing.T) {
 	}
 }
 
+// Requests for more configs than the ring has replace each other's entries.
+func TestDigests_ConcurrentRequestsGetTheirOwnConfig(t *testing.T) {
+	var known digests
+	versions := []specversion.Version{{Major: 3, Minor: 4}, {Major: 3, Minor: 5}}
+	var clients sync.WaitGroup
+	for i := range 2 * len(known.ring) {
+		want := versions[i%len(versions)]
+		config := []byte(strings.NewReplacer("secret", fmt.Sprint(i), "3.4.0", want.String()).Replace(config34))
+		clients.Go(func() {
+			for range 200 {
+				if c, err := known.pass(config); err != nil || c.version != want {
+					t.Errorf("config %d has version %v, not %v (%v)", i, c.version, want, err)
+					return
+				}
+			}
+		})
+	}
+	clients.Wait()
+}
+
 // A denial is not cached: the machine tries again until the upstream recovers.
 func TestCache_DoesNotCacheDenials(t *testing.T) {
 	p := newPreflight(t)
