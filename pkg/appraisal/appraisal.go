@@ -245,7 +245,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	}
 	v := &Verdict{
 		Machine: a.machine, Identity: a.recorded(), Endorsement: a.endorsement,
-		Evidence: a.staged(), Warnings: a.warnings, Replayable: a.quote == nil && !a.bound(),
+		Evidence: a.staged(), Warnings: a.warnings, Replayable: a.replayable(),
 	}
 	v.TPM = counters(a.quote)
 	if len(a.ev.CSRSPKI) > 0 && !v.Replayable {

@@ -205,6 +205,9 @@ func (a *appraisal) bound() bool {
 	return slices.ContainsFunc(a.statements, func(s evidence.Statement) bool { return s.Bound })
 }
 
+// replayable reports that no proof is bound to this exchange: the caller may only have a copy of a document.
+func (a *appraisal) replayable() bool { return a.quote == nil && !a.bound() }
+
 // refuseStated returns err as a Refusal for the candidate's record, if a statement
 // that is bound to this exchange names the candidate. Otherwise it returns err.
 func (a *appraisal) refuseStated(err error) error {

@@ -137,8 +137,9 @@ func (a *appraisal) unenrolled(matchErr error) bool {
 		(code == reason.EKNotEnrolled || code == reason.MachineNotFound)
 }
 
+// refuse returns err as the denial of a caller that proved a Machine, or a genuine TPM that belongs to none.
 func (a *appraisal) refuse(err error) error {
-	r := &Refusal{denial: err, Machine: a.machine}
+	r := &Refusal{denial: err, Machine: a.machine, Unproven: a.replayable()}
 	if a.machine == nil {
 		r.Unenrolled = a.endorsed
 		r.EKSHA256 = a.quote.EK.SPKIHash()

@@ -100,6 +100,7 @@ func TestAttack_T05_OnlyAProofLeavesATrace(t *testing.T) {
 	unconfirmed := func(k evidence.Kind) func(*trial) {
 		return func(tr *trial) { tr.clouds[k].confirm = reason.Deny(reason.InstanceUnacceptable, "it has ended") }
 	}
+	late := func(tr *trial) { tr.claims = `{"stage":"RealRoot"}` }
 	unread := func(tr *trial) { tr.lookup = reason.Deny(reason.StoreUnavailable, "the API server is down") }
 	for name, c := range map[string]struct {
 		trial  *trial
@@ -122,6 +123,10 @@ func TestAttack_T05_OnlyAProofLeavesATrace(t *testing.T) {
 			newTrial(evidence.GCPIdentity), unconfirmed(evidence.GCPIdentity), reason.InstanceUnacceptable, true},
 		"a possible copy that the provider denies": {
 			newTrial(evidence.AWSIID), unconfirmed(evidence.AWSIID), reason.InstanceUnacceptable, false},
+		"a bound document, in the real root": {
+			newTrial(evidence.GCPIdentity), late, reason.EvidenceUnacceptable, true},
+		"a possible copy, in the real root": {
+			newTrial(evidence.AWSIID), late, reason.EvidenceUnacceptable, false},
 		"a document, and the records cannot be read": {
 			newTrial(evidence.GCPIdentity), unread, reason.StoreUnavailable, false},
 		"a TPM, and the records cannot be read": {newTPMTrial(t), unread, reason.StoreUnavailable, false},
