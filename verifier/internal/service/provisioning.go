@@ -45,13 +45,17 @@ func (s *Service) mode(c *call) v1alpha1.Mode {
 	return c.policy.Mode
 }
 
-// provisioningTokens returns the valid tokens if one is required. If none exists, or it was not read
-// yet, the denial is temporary, because the caller did not cause that.
+// provisioningTokens returns the valid tokens if one is required.
 func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secret.Bytes, error) {
 	if !slices.Contains(required, evidence.ProvisioningToken) {
 		return nil, nil
 	}
-	view := s.view()
+	return validTokens(c, s.view())
+}
+
+// validTokens returns the valid tokens of a view. If the token does not exist, or was not read yet, the denial is
+// temporary, because the caller did not cause that.
+func validTokens(c *call, view provisioning.View) ([]secret.Bytes, error) {
 	tokens, presence := view.At(c.start)
 	switch {
 	case presence == provisioning.Present:
@@ -64,20 +68,24 @@ func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secre
 	return nil, reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
 }
 
-// rereadTokens reads the tokens again. If they differ from those that led to the denial, it returns the
-// valid ones, and otherwise the denial.
-func (s *Service) rereadTokens(ctx context.Context, c *call, denial error) ([]secret.Bytes, error) {
+// rereadTokens reads the tokens again. If they differ from those used, which led to the denial, it returns the valid
+// ones, and otherwise the denial.
+func (s *Service) rereadTokens(ctx context.Context, c *call, used []secret.Bytes,
+	denial error) ([]secret.Bytes, error) {
 	view, err := s.ConfirmProvisioning(ctx)
 	if err != nil {
 		return nil, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read again")
 	}
-	before, _ := s.view().At(c.start)
-	now, _ := view.At(c.start)
-	same := func(a, b secret.Bytes) bool { return subtle.ConstantTimeCompare(a.Expose(), b.Expose()) == 1 }
-	if same(before.Current, now.Current) && same(before.Previous, now.Previous) {
+	now, err := validTokens(c, view)
+	if err != nil {
+		return nil, err
+	}
+	if slices.EqualFunc(used, now, func(a, b secret.Bytes) bool {
+		return subtle.ConstantTimeCompare(a.Expose(), b.Expose()) == 1
+	}) {
 		return nil, denial
 	}
-	return now.Valid(c.start), nil
+	return now, nil
 }
 
 // confirmToken answers a caller that knows the provisioning token, if nothing else was required. The token

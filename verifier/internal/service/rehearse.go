@@ -14,7 +14,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
-	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -34,7 +33,9 @@ func (s *Service) newRehearsals() *rehearsal.Rehearsals {
 		Tokens: func(now time.Time, required []evidence.Kind) ([]secret.Bytes, error) {
 			return s.provisioningTokens(&call{start: now}, required)
 		},
-		Confirm: s.confirmRehearsal,
+		Confirm: func(ctx context.Context, now time.Time, m *machine.Machine, denial error) error {
+			return s.confirmed(ctx, &call{start: now}, m, denial)
+		},
 		Open: func(now time.Time, p policy.Policy) bool {
 			return p.Mode == v1alpha1.ModeOff || s.unenforced(&call{start: now, policy: &p})
 		},
@@ -50,18 +51,6 @@ func (k keys) SealRehearsal(rand io.Reader, now time.Time, c seal.Rehearsal) ([]
 
 func (k keys) OpenRehearsal(sealed []byte) (seal.Rehearsal, error) {
 	return k.ring.OpenRehearsal(sealed)
-}
-
-// confirmRehearsal reads again what a denial depends on, as an attestation does.
-func (s *Service) confirmRehearsal(ctx context.Context, now time.Time, m *machine.Machine, denial error) error {
-	c := &call{start: now}
-	if reason.From(denial).Code != reason.ProvisioningTokenInvalid || s.ConfirmProvisioning == nil {
-		return s.confirmed(ctx, c, m, denial)
-	}
-	if _, err := s.rereadTokens(ctx, c, denial); err != nil {
-		return err
-	}
-	return reason.Wrap(reason.StoreUnavailable, denial, "the provisioning token has changed")
 }
 
 func (s *Service) rehearseChallenge(ctx context.Context, c *call,

@@ -223,7 +223,7 @@ func (s *Service) attest(ctx context.Context, c *call,
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
 	c.yield()
 	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
-		if in.ProvisioningTokens, err = s.rereadTokens(ctx, c, err); err == nil {
+		if in.ProvisioningTokens, err = s.rereadTokens(ctx, c, tokens, err); err == nil {
 			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
 		}
 	}
@@ -244,9 +244,19 @@ func (s *Service) attest(ctx context.Context, c *call,
 			verdict.Machine)
 	}
 	if err := s.lacksKey(p, challenge, verdict); err != nil {
-		return nil, s.noteDenial(ctx, c, verdict.Machine, err)
+		return nil, s.afterVerdict(ctx, c, verdict, err)
 	}
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
+}
+
+// afterVerdict returns the denial of a caller whose evidence was accepted. It writes the denial to the Machine's
+// record, unless the caller may only have a copy of the document.
+func (s *Service) afterVerdict(ctx context.Context, c *call, v *appraisal.Verdict, denial error) error {
+	if v.Replayable {
+		c.proven = false
+		return denial
+	}
+	return s.noteDenial(ctx, c, v.Machine, denial)
 }
 
 // challenged returns a copy of all with the time of the challenge in the first summary. The web page
@@ -287,14 +297,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Attest(rec, a, c.start)
 		})
-	if err != nil && v.Replayable {
-		// The caller may only have a copy of the document, so its denial is not written to the
-		// Machine's record.
-		c.proven = false
-		return nil, err
-	}
 	if err != nil {
-		return nil, s.noteDenial(ctx, c, v.Machine, err)
+		return nil, s.afterVerdict(ctx, c, v, err)
 	}
 	if v.Identity.EKSHA256 != "" {
 		if err := s.Records.DeletePending(ctx, v.Identity.EKSHA256); err != nil {

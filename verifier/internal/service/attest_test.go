@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
+)
+
+// attesting is a Service behind a front end that ends TLS, and a machine that answers a challenge of it.
+type attesting struct {
+	*Service
+	challenge seal.Challenge
+	request   *mcsattestv1.AttestRequest
+}
+
+func newAttesting(t *testing.T, required evidence.Kind) *attesting {
+	t.Helper()
+	now, frontEnd := time.Now(), sha256.Sum256([]byte("front end"))
+	keys, err := seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p v1alpha1.AttestationPolicy
+	p.Name = "workers"
+	p.Spec = v1alpha1.AttestationPolicySpec{
+		Pools: []string{"worker"}, Evidence: []v1alpha1.EvidenceAlternative{{All: []string{required.String()}}},
+		ProvisioningTokenAlone: required == evidence.ProvisioningToken,
+		Binding:                v1alpha1.BindingTerminated, FrontEndKeys: []string{hex.EncodeToString(frontEnd[:])},
+	}
+	policies, err := policy.Compile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker, err := policies.For("worker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := worker.Hash()
+	x := &attesting{challenge: seal.Challenge{
+		Issued: now, Pool: "worker", PolicyHash: hash[:], Binding: appraisal.BindingTerminated,
+		Required: []evidence.Kind{required},
+	}}
+	sealed, err := keys.Seal(rand.Reader, now, x.challenge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.request = &mcsattestv1.AttestRequest{Sealed: sealed, ServerSpkiSha256: frontEnd[:]}
+	x.Service = &Service{
+		View: func() *view.View {
+			return &view.View{Complete: true, Policies: policies, Machines: everyInstance{}, Trust: &trust.Trust{}}
+		},
+		SealKeys: func() seal.Ring { return keys }, Origins: func(string) bool { return true },
+		Audit: audit.New(slog.New(slog.DiscardHandler)), Now: func() time.Time { return now },
+	}
+	return x
+}
+
+func (x *attesting) attest(t *testing.T) (*call, error) {
+	t.Helper()
+	c := &call{start: x.Now(), yield: func() {}}
+	_, err := x.Service.attest(t.Context(), c, x.request)
+	return c, err
+}
+
+// noted counts the denials on the record of a machine that never attested.
+type noted struct {
+	Records
+	n int
+}
+
+func (*noted) Holder(context.Context, string) (string, error) { return "", nil }
+
+func (n *noted) Update(context.Context, string, store.Change) error { n.n++; return nil }
+
+// instance is a document about an instance.
+type instance struct{ bound bool }
+
+func (i instance) Verify(context.Context, evidence.Document, evidence.Binding, time.Time) (evidence.Claim, error) {
+	return i, nil
+}
+
+func (i instance) Statement() evidence.Statement {
+	return evidence.Statement{Kind: evidence.AWSIID, ProviderID: "aws:///a/i-1", InstanceID: "aws:i-1", Bound: i.bound}
+}
+
+func (i instance) Confirm(context.Context, evidence.Candidate) (evidence.Statement, error) {
+	return i.Statement(), nil
+}
+
+// A neighbor's copy of a document changes no record of the machine, also if what it lacks is only noticed after the
+// appraisal.
+func TestAttack_T05_ACopyWithoutAKeyLeavesNoTrace(t *testing.T) {
+	for name, bound := range map[string]bool{"a document that is bound to the exchange": true, "a copy": false} {
+		records := &noted{}
+		x := newAttesting(t, evidence.AWSIID)
+		x.Records, x.NodeCertificate = records, mcsattestv1.NodeCertificate_NODE_CERTIFICATE_REQUIRED
+		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
+		x.request.Cloud = []*mcsattestv1.CloudEvidence{
+			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+		}
+		c, err := x.attest(t)
+		if code := reason.From(err).Code; code != reason.EvidenceMissing {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.proven != bound || records.n != map[bool]int{true: 1}[bound] {
+			t.Errorf("%s: proven %v, %d writes", name, c.proven, records.n)
+		}
+	}
+}
+
+// present adds the machine's proof that it has a provisioning token.
+func (x *attesting) present(token string) {
+	h := transcript.Fields{
+		Sealed: x.request.GetSealed(), ServerSPKI: x.request.GetServerSpkiSha256(), Binding: x.challenge.Binding,
+		Pool: x.challenge.Pool, Required: transcript.Required(x.challenge.Required, 0, nil),
+	}.Hash()
+	x.request.ProvisioningToken = transcript.ProvisioningToken([]byte(token), h)
+}
+
+// tokenView is the state after a read of a token.
+func tokenView(now time.Time, token string) provisioning.View {
+	v, _ := provisioning.View{}.Read(now, map[string][]byte{provisioning.KeyToken: []byte(token)}, time.Hour)
+	return v
+}
+
+// Two provisioning tokens: 32 bytes in base64.
+const (
+	former  = "dGhlIGZvcm1lciB0b2tlbiBvZiB0aGlydHktdHdvIGI="
+	current = "dGhlIHByZXNlbnQgdG9rZW4gb2YgdGhpcnR5LXR3byA="
+)
+
+// The cached token changes between the appraisal and the read that precedes a permanent denial.
+func TestAttest_ATokenThatChangesDuringTheAppraisalIsCompared(t *testing.T) {
+	x := newAttesting(t, evidence.ProvisioningToken)
+	now := x.Now()
+	for name, c := range map[string]struct {
+		cached []provisioning.View // one after the other
+		live   provisioning.View
+		want   reason.Code
+	}{
+		"a change that the cache receives later": {
+			[]provisioning.View{tokenView(now, former)}, tokenView(now, current), 0},
+		"a change that the cache receives meanwhile": {
+			[]provisioning.View{tokenView(now, former), tokenView(now, current)}, tokenView(now, current), 0},
+		"no change": {
+			[]provisioning.View{tokenView(now, former)}, tokenView(now, former), reason.ProvisioningTokenInvalid},
+		"the token was deleted": {
+			[]provisioning.View{tokenView(now, former)}, provisioning.View{}.Gone(now), reason.StoreUnavailable},
+		"the token is held after a restore": {
+			[]provisioning.View{tokenView(now, former)}, provisioning.View{}, reason.StoreUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x.present(current)
+			reads := 0
+			x.Provisioning = func() provisioning.View {
+				v := c.cached[min(reads, len(c.cached)-1)]
+				reads++
+				return v
+			}
+			x.ConfirmProvisioning = func(context.Context) (provisioning.View, error) { return c.live, nil }
+			_, err := x.attest(t)
+			if d := reason.From(err); d == nil && c.want != 0 || d != nil && d.Code != c.want {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+		})
+	}
+}
