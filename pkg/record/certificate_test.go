@@ -3,9 +3,12 @@
 package record_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -241,6 +244,24 @@ func TestApprove_RequiresTheAttestedKey(t *testing.T) {
 	a.CSRKeySHA256 = ""
 	if r, err = record.Attest(r, a, start.Add(time.Minute)); err != nil || r.Status.CSRKeySHA256 != "" {
 		t.Errorf("%v: %+v", err, r)
+	}
+}
+
+// The approver evaluates a waiting request again and again. The API server stores only valid UTF-8.
+func TestRefused_WritesALongTextOnce(t *testing.T) {
+	for offset := range utf8.UTFMax {
+		d := reason.From(reason.Deny(reason.CSRContent, "%s%s", strings.Repeat("x", offset), strings.Repeat("節", 1000)))
+		stored := &v1alpha1.MachineAttestation{}
+		raw, err := json.Marshal(record.Refused(fetched(t), d, start))
+		if err == nil {
+			err = json.Unmarshal(raw, stored)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if record.Refused(stored, d, start.Add(time.Second)) != nil {
+			t.Errorf("the same refusal is written twice, with %d bytes before the text", offset)
+		}
 	}
 }
 

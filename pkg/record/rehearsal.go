@@ -73,7 +73,7 @@ func Rehearse(rec *v1alpha1.MachineAttestation, r Rehearsal, now time.Time) (*v1
 		text = strings.TrimPrefix(denial.Error(), denial.Code.String()+": ")
 	}
 	condition(s, now, v1alpha1.ConditionRehearsed, metav1.ConditionFalse, denial.Code.String(),
-		strings.ToValidUTF8(truncate(text), ""))
+		truncate(text))
 	return next, nil
 }
 

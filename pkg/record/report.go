@@ -87,4 +87,5 @@ func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string,
 
 const maxMessage = 1024
 
-func truncate(s string) string { return s[:min(len(s), maxMessage)] }
+// truncate cuts no character in two. The API would store such a text differently, and later comparisons would fail.
+func truncate(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxMessage)], "") }
