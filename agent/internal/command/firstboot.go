@@ -34,6 +34,10 @@ const (
 	// fetchTime limits the attempts to fetch the full config. The token is valid for ten minutes by
 	// default.
 	fetchTime = 8 * time.Minute
+	// driveWait limits the wait for a drive with the machine's own pointer config. A cloud can detach it after the
+	// initramfs: Azure does so when the machine has reported that it runs. The limit also counts for OpenStack's
+	// metadata service, because a cloud of OpenStack has only one of the two.
+	driveWait = 2 * time.Minute
 	// acceptConfig asks for the newest version that Ignition 2.14 reads. An agent in the real root
 	// cannot ask the Ignition of the initramfs for its version.
 	acceptConfig = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
@@ -205,7 +209,7 @@ func (a *agent) onlyTarget(config *pointer.Config) (flow.Target, []*x509.Certifi
 // ownTarget returns the target with what the machine's own pointer config has for that server: a proxy and
 // a provisioning token. Every client may receive the pre-approved config, so it has neither.
 func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.Target) flow.Target {
-	machine.Waiting = newWaiting(a.console).because
+	machine.Waiting, machine.Wait = newWaiting(a.console).because, driveWait
 	data, err := machine.Find(ctx)
 	if err != nil {
 		if !errors.Is(err, platform.ErrNone) {

@@ -3,6 +3,7 @@
 package command
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"io"
@@ -12,8 +13,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
@@ -95,6 +100,30 @@ func TestFirstboot_IgnoresAPointerConfigOfAnotherServer(t *testing.T) {
 		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
 	}
 	m.wantFullConfig(1)
+}
+
+// A cloud detaches the drive with the user data some time after the initramfs. The machine then attests without it.
+func TestOwnTarget_WaitsSomeTimeForADrive(t *testing.T) {
+	for _, id := range []string{"azurestack", "kubevirt", "nutanix"} {
+		t.Run(id, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				var out strings.Builder
+				a := &agent{console: &console.Console{Out: &out, Err: &out}}
+				a.paths.Drives, a.paths.Disks = t.TempDir(), t.TempDir()
+				a.paths.IgnitionRuntime, a.paths.IgnitionLocal, a.paths.IgnitionSystem = t.TempDir(), t.TempDir(), t.TempDir()
+				began := time.Now()
+				got := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id}, flow.Target{Origin: "https://mcs.test:22623"})
+				if took := time.Since(began); got.Origin == "" || took != driveWait || ctx.Err() != nil {
+					t.Errorf("after %v: %+v", took, got)
+				}
+				if !strings.Contains(out.String(), "no proxy and no provisioning token of its own pointer config") {
+					t.Errorf("the console says %q", out.String())
+				}
+			})
+		})
+	}
 }
 
 // The verifier denies the machine. Then an administrator changes the mode, in which the gate serves the
