@@ -34,7 +34,7 @@ var titles = map[mcsattestv1.DenialClass]string{
 }
 
 // deny writes the response for a denial. For a HEAD request, net/http omits the body.
-func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationID string) {
+func deny(w http.ResponseWriter, d *reason.Denial, correlationID string) {
 	info := d.Code.Info()
 	p := problem{Type: "about:blank", Title: titles[info.Class], Status: info.GateStatus}
 	if info.BearerError != "" {

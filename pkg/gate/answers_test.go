@@ -29,7 +29,7 @@ func read(t *testing.T, path string) string {
 func answerTo(t *testing.T, code reason.Code) (status int, header, problemTitle string) {
 	t.Helper()
 	rec := httptest.NewRecorder()
-	deny(rec, nil, reason.From(reason.Deny(code, "the detail")), "01ABC")
+	deny(rec, reason.From(reason.Deny(code, "the detail")), "01ABC")
 	var p problem
 	if err := json.Unmarshal(rec.Body.Bytes(), &p); err != nil {
 		t.Fatal(err)

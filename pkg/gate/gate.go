@@ -246,7 +246,7 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 		g.Observe(r, *d)
 	}
 	if err != nil {
-		deny(w, r, d.Denial, d.CorrelationID)
+		deny(w, d.Denial, d.CorrelationID)
 		return
 	}
 	if g.Requested != nil {

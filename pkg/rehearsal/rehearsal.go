@@ -63,10 +63,11 @@ func (o Order) Encode() secret.Bytes {
 
 // ParseOrder parses the document of an order. Its errors contain no part of the document.
 func ParseOrder(raw []byte) (Order, error) {
+	if len(raw) > MaxOrder {
+		return Order{}, fmt.Errorf("the document has more than %d bytes", MaxOrder)
+	}
 	var o order
 	switch err := json.Unmarshal(raw, &o); {
-	case len(raw) > MaxOrder:
-		return Order{}, fmt.Errorf("the document has more than %d bytes", MaxOrder)
 	case err != nil:
 		return Order{}, errors.New("the document is not the JSON object of a rehearsal")
 	case len(o.Ticket) != TicketSize:

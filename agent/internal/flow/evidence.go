@@ -79,10 +79,12 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch cha
 	}
 	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims,
 		CsrSpkiSha256: fields.CSRSPKI}
+	// What is required and missing is left out: the verifier decides about it.
 	kinds := required(ch)
+	proves := func(kind evidence.Kind) bool { return slices.Contains(kinds, kind) && f.has(t, ch, kind) }
 	var bank uint16
 	var pcrs []int
-	if slices.Contains(kinds, evidence.TPM2) && f.has(t, ch, evidence.TPM2) {
+	if proves(evidence.TPM2) {
 		tc := ch.GetTpm()
 		bank = uint16(tc.GetBank())
 		for _, p := range tc.GetPcrs() {
@@ -99,7 +101,7 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch cha
 		ch.GetCloud()); err != nil {
 		return nil, err
 	}
-	if slices.Contains(kinds, evidence.TPM2) && f.has(t, ch, evidence.TPM2) {
+	if proves(evidence.TPM2) {
 		if f.waitKey == "" {
 			f.Console.Step("proving this machine with its TPM (%s)", fields.Required)
 		}
@@ -109,7 +111,7 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch cha
 		}
 		req.Tpm2 = ev
 	}
-	if slices.Contains(kinds, evidence.ProvisioningToken) && f.has(t, ch, evidence.ProvisioningToken) {
+	if proves(evidence.ProvisioningToken) {
 		req.ProvisioningToken = transcript.ProvisioningToken(t.Provisioning.Expose(), h)
 	}
 	return req, nil

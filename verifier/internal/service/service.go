@@ -216,22 +216,7 @@ func (s *Service) attest(ctx context.Context, c *call,
 			return s.holder(ctx, id)
 		},
 	}
-	var answers appraisal.Answers
-	if s.Keep != nil {
-		in = answers.Recording(in)
-	}
-	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
-	c.yield()
-	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
-		if in.ProvisioningTokens, err = s.rereadTokens(ctx, c, tokens, err); err == nil {
-			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
-		}
-	}
-	if s.Keep != nil && proven(verdict, err) {
-		saved := appraisal.Save(in, conn, ev, c.start, c.id)
-		saved.Answers = answers
-		s.Keep(saved)
-	}
+	verdict, err := s.appraise(ctx, c, in, conn, ev)
 	if err != nil {
 		return nil, s.denied(ctx, c, err, ev)
 	}
@@ -247,6 +232,29 @@ func (s *Service) attest(ctx context.Context, c *call,
 		return nil, s.afterVerdict(ctx, c, verdict, err)
 	}
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
+}
+
+// appraise appraises evidence. Before it denies a wrong provisioning token, it reads the tokens again. It keeps the
+// evidence of a caller that proved which Machine it is.
+func (s *Service) appraise(ctx context.Context, c *call, in appraisal.Context, conn appraisal.Connection,
+	ev appraisal.Evidence) (*appraisal.Verdict, error) {
+	var answers appraisal.Answers
+	if s.Keep != nil {
+		in = answers.Recording(in)
+	}
+	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
+	c.yield()
+	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
+		if in.ProvisioningTokens, err = s.rereadTokens(ctx, c, in.ProvisioningTokens, err); err == nil {
+			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
+		}
+	}
+	if s.Keep != nil && proven(verdict, err) {
+		saved := appraisal.Save(in, conn, ev, c.start, c.id)
+		saved.Answers = answers
+		s.Keep(saved)
+	}
+	return verdict, err
 }
 
 // afterVerdict returns the denial of a caller whose evidence was accepted. It writes the denial to the Machine's
