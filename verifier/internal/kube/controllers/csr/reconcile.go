@@ -144,7 +144,9 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 	case approver.Retry:
 		result = r.again(created)
 	case approver.Refuse:
-		r.recordRefusal(ctx, d, now)
+		if !r.recordRefusal(ctx, d, now) {
+			result = r.again(created)
+		}
 		// A credential is on its record before a machine receives it. But the inventory may not have
 		// the record yet, or may miss it for a moment.
 		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
@@ -175,15 +177,17 @@ func notApproved(d *approver.Decision, err error) {
 }
 
 // recordRefusal writes a refusal to the record of the machine that made the request, which emits an
-// Event. Without proof of that machine, it writes nothing.
-func (r *reconciler) recordRefusal(ctx context.Context, d *approver.Decision, now time.Time) {
+// Event. Without proof of that machine, it writes nothing. It returns false if a later write may succeed.
+func (r *reconciler) recordRefusal(ctx context.Context, d *approver.Decision, now time.Time) bool {
 	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !r.writes.allow(d.RecordUID, time.Now()) {
-		return
+		return true
 	}
 	refused := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Refused(rec, d.Denial, now), nil
 	}
-	if err := r.o.Records.Update(ctx, d.RecordUID, refused); err != nil {
+	err := r.o.Records.Update(ctx, d.RecordUID, refused)
+	if err != nil {
 		r.o.Log.Debug("a refused certificate signing request was not recorded", "machine_uid", d.RecordUID, "error", err)
 	}
+	return err == nil || !reason.From(err).Code.Temporary()
 }

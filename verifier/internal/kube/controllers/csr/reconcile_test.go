@@ -11,6 +11,8 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,6 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/pkg/approver/approvertest"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
@@ -210,6 +213,39 @@ func TestAttack_T54_OneNodeNameHasOneDecisionAtATime(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// lossy loses the next writes.
+type lossy struct {
+	*twice
+	lost int
+}
+
+func (l *lossy) Update(ctx context.Context, uid string, change store.Change) error {
+	if l.lost > 0 {
+		l.lost--
+		return reason.Deny(reason.StoreUnavailable, "no answer")
+	}
+	return l.twice.Update(ctx, uid, change)
+}
+
+// A refusal is on the record of its machine, where an administrator finds it, also if the API was unavailable.
+func TestRefusal_IsRecordedAfterTheAPIIsBack(t *testing.T) {
+	rec := new(v1alpha1.MachineAttestation)
+	rec.Namespace, rec.Status.MachineUID, rec.Status.Phase = "ns", "a", v1alpha1.PhaseFetched
+	rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "JTI=a1", Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
+	known := &lossy{&twice{records: map[string]*v1alpha1.MachineAttestation{"a": rec}}, 1}
+	decide, _ := over(t, known, slog.New(slog.NewTextHandler(t.Output(), nil)),
+		asks("csr-1", "JTI=a1", approvertest.Client(t, "w-0", approvertest.NewKey(t)).Spec.Request),
+		machineObject("machine.openshift.io/v1beta1", "a"), machineObject("cluster.x-k8s.io/v1beta2", "b"),
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w-0"}})
+	for i, recorded := range []bool{false, true} {
+		result := decide("csr-1")
+		refused := meta.IsStatusConditionTrue(known.records["a"].Status.Conditions, v1alpha1.ConditionCertificateRefused)
+		if refused != recorded || (result.RequeueAfter == 0) != recorded {
+			t.Errorf("decision %d: recorded %v, the next one after %v", i+1, refused, result.RequeueAfter)
+		}
 	}
 }
 
