@@ -87,6 +87,7 @@ const (
 	CSRDisabled              = Code(mcsattestv1.Reason_REASON_CSR_DISABLED)
 	NodeNameUnknown          = Code(mcsattestv1.Reason_REASON_NODE_NAME_UNKNOWN)
 	CertifyTicketInvalid     = Code(mcsattestv1.Reason_REASON_CERTIFY_TICKET_INVALID)
+	CertificateRefused       = Code(mcsattestv1.Reason_REASON_CERTIFICATE_REFUSED)
 )
 
 // all is every code in ascending order.
@@ -168,6 +169,7 @@ var all = []Code{
 	CSRDisabled,
 	NodeNameUnknown,
 	CertifyTicketInvalid,
+	CertificateRefused,
 }
 
 // table is read-only.
@@ -421,4 +423,7 @@ var table = map[Code]Info{
 	CertifyTicketInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "CertifyTicketInvalid",
 		"The request for the node's certificate has no valid ticket, or comes over another connection.",
 		"Nothing to do. Only a machine that just attested may request its certificate."),
+	CertificateRefused: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CertificateRefused",
+		"The approver refused the node's certificate.",
+		"Run 'csr explain' to see the cause. Fix it, or approve the request by hand. The machine waits."),
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -19,6 +20,7 @@ import (
 //   - a key that the machine did not attest: CSRKeyChanged
 //   - another request than the recorded one: CSRKeyChanged. A machine makes one request for each
 //     attestation
+//   - a recorded request that the approver refused: CertificateRefused, whose cause has the approver's reason
 //
 // It returns nil if the request is already recorded.
 func RequestCertificate(rec *v1alpha1.MachineAttestation, tokenID string, der []byte, key string,
@@ -34,11 +36,23 @@ func RequestCertificate(rec *v1alpha1.MachineAttestation, tokenID string, der []
 			return nil, reason.Deny(reason.CSRKeyChanged, "%s/%s already requested a certificate with token %s",
 				rec.Namespace, rec.Name, r.Token)
 		}
-		return nil, nil
+		return nil, refusal(rec)
 	}
 	next := rec.DeepCopy()
+	meta.RemoveStatusCondition(&next.Status.Conditions, v1alpha1.ConditionCertificateRefused) // of an earlier request
 	next.Status.CertificateRequest = &v1alpha1.CertificateRequestStatus{Request: der, Token: tokenID}
 	return next, nil
+}
+
+// refusal returns why the approver refused the recorded request, or nil.
+func refusal(rec *v1alpha1.MachineAttestation) error {
+	c := meta.FindStatusCondition(rec.Status.Conditions, v1alpha1.ConditionCertificateRefused)
+	if c == nil || c.Status != metav1.ConditionTrue || rec.Status.Certificate != nil {
+		return nil
+	}
+	code, _ := reason.Parse(c.Reason)
+	return &reason.Denial{Code: reason.CertificateRefused,
+		Err: reason.Deny(code, "%s", strings.TrimPrefix(c.Message, c.Reason+": "))}
 }
 
 // Certify records the approval of a machine's own request. Other than [Approve] it is not a join:

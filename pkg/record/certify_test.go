@@ -98,6 +98,29 @@ func TestCertify_RecordsWhatWasBefore(t *testing.T) {
 	}
 }
 
+// A machine that waits for its certificate receives why the approver refused it. The refusal of an earlier
+// request says nothing about the next one.
+func TestRequestCertificate_ReturnsTheRefusal(t *testing.T) {
+	refused := record.Refused(requested(t), reason.From(reason.Deny(reason.CSRNodeExists, "worker-0")), start)
+	_, err := record.RequestCertificate(refused, claims().ID, pkcs10, "k1", start)
+	wantCode(t, err, reason.CertificateRefused)
+	wantCode(t, reason.From(err).Err, reason.CSRNodeExists)
+	if got := err.Error(); got != "CertificateRefused: CSRNodeExists: worker-0" {
+		t.Errorf("%s", got)
+	}
+	refused.Status.CertificateRequest = nil
+	r, err := record.RequestCertificate(refused, claims().ID, pkcs10, "k1", start)
+	if err != nil || refusedAs(r, "CSRNodeExists", "True") {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	approved := record.Refused(issued(t), reason.From(reason.Deny(reason.CSRKeyChanged, "another request")), start)
+	for _, r := range []*rec{r, approved} {
+		if again, err := record.RequestCertificate(r, claims().ID, pkcs10, "k1", start); again != nil || err != nil {
+			t.Errorf("%v, %v", again, err)
+		}
+	}
+}
+
 // Each case changes one thing of a machine that may have its certificate.
 func TestAttack_T73_ACertificateIsForTheAttestedKey(t *testing.T) {
 	for _, c := range []struct {

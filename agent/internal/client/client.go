@@ -26,6 +26,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
@@ -48,6 +49,8 @@ type Denied struct {
 	// Mode and Unattested are the pool's, if the verifier got as far as reading its policy.
 	Mode       mcsattestv1.Mode
 	Unattested mcsattestv1.Unattested
+	// Refused is why the cluster refused the node's certificate, or 0.
+	Refused reason.Code
 }
 
 func (d *Denied) Error() string {
@@ -55,7 +58,11 @@ func (d *Denied) Error() string {
 	if !ok {
 		what = "denied by the verifier"
 	}
-	return fmt.Sprintf("%s (class %s, correlation id %s)", what, d.ClassName(), d.CorrelationID)
+	class := d.ClassName()
+	if d.Refused != 0 {
+		class += ", " + d.Refused.String()
+	}
+	return fmt.Sprintf("%s (class %s, correlation id %s)", what, class, d.CorrelationID)
 }
 
 // classes maps each denial class of the contract to a sentence. The server's own text is not
@@ -214,6 +221,7 @@ func (s *Session) explain(err error) error {
 				RetryAfter:    time.Duration(denial.GetRetryAfterSeconds()) * time.Second,
 				Mode:          denial.GetMode(),
 				Unattested:    denial.GetUnattested(),
+				Refused:       reason.Code(denial.GetCertificateRefused()),
 			}
 		}
 	}

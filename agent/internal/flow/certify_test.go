@@ -15,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -121,6 +122,35 @@ func TestCertify_WaitsForARequiredCertificate(t *testing.T) {
 	ok(t, err)
 	if g.NodePair.Empty() || len(v.Keys()) != 1 {
 		t.Errorf("%d attestations", len(v.Keys()))
+	}
+}
+
+func TestCertify_PrintsWhyTheClusterRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		why  mcsattestv1.Reason
+		want string
+	}{
+		"a reason": {mcsattestv1.Reason_REASON_CSR_NODE_EXISTS, "class not-yet, CSRNodeExists, correlation id c0ffee); " +
+			"trying again in 1s\nhint: " + reason.CSRNodeExists.Info().Hint + "\n"},
+		"the reason of a newer verifier": {9999, "class not-yet, Reason9999, correlation id c0ffee); trying again in 1s\n" +
+			"hint: run 'mcs-attest-verifier explain c0ffee' on the cluster to see what is missing\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			calls := 0
+			v := started(t, &verifiertest.Verifier{NodeCertificate: required, Nodes: []string{"worker-0"},
+				CertifyFunc: func(r *mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error) {
+					if calls++; calls < 5 && len(r.GetCsr()) > 0 {
+						return nil, verifiertest.Refusal(c.why)
+					}
+					return nil, nil
+				}})
+			_, err := m.carried(v)
+			ok(t, err)
+			if out := m.console.String(); strings.Count(out, c.want) != 1 {
+				t.Errorf("console:\n%s", out)
+			}
+		})
 	}
 }
 

@@ -18,6 +18,9 @@ const repeatLine = time.Minute
 
 // waitHint says who can end a wait.
 func waitHint(d *client.Denied) string {
+	if i := d.Refused.Info(); i.Name == d.Refused.String() {
+		return i.Hint
+	}
 	explain := fmt.Sprintf("run 'mcs-attest-verifier explain %s' on the cluster to see ", d.CorrelationID)
 	if d.Class == mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET {
 		return explain + "what is missing"
@@ -31,7 +34,7 @@ func (f *Flow) waiting(err error, pause time.Duration) {
 	key := err.Error()
 	var denied *client.Denied
 	if errors.As(err, &denied) {
-		key = denied.ClassName()
+		key = denied.ClassName() + denied.Refused.String()
 	}
 	if key == f.waitKey && f.now()-f.waitLast < repeatLine {
 		return

@@ -210,9 +210,18 @@ func (v *Verifier) Claims() []string {
 
 // Denial returns an error in the form in which the verifier sends it.
 func Denial(class mcsattestv1.DenialClass, temporary bool) error {
+	return denied(&mcsattestv1.Denial{Class: class, Temporary: temporary, CorrelationId: "c0ffee"})
+}
+
+// Refusal returns the denial of Certify while the cluster refuses the certificate.
+func Refusal(why mcsattestv1.Reason) error {
+	return denied(&mcsattestv1.Denial{Class: mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, Temporary: true,
+		CorrelationId: "c0ffee", CertificateRefused: why})
+}
+
+func denied(d *mcsattestv1.Denial) error {
 	err := connect.NewError(connect.CodePermissionDenied, errors.New("denied"))
-	detail, detailErr := connect.NewErrorDetail(&mcsattestv1.Denial{Class: class, Temporary: temporary,
-		CorrelationId: "c0ffee"})
+	detail, detailErr := connect.NewErrorDetail(d)
 	if detailErr != nil {
 		return detailErr
 	}

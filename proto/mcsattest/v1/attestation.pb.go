@@ -478,6 +478,7 @@ const (
 	// The node's certificate.
 	Reason_REASON_NODE_NAME_UNKNOWN      Reason = 120
 	Reason_REASON_CERTIFY_TICKET_INVALID Reason = 121
+	Reason_REASON_CERTIFICATE_REFUSED    Reason = 122
 )
 
 // Enum value maps for Reason.
@@ -561,6 +562,7 @@ var (
 		119: "REASON_CSR_DISABLED",
 		120: "REASON_NODE_NAME_UNKNOWN",
 		121: "REASON_CERTIFY_TICKET_INVALID",
+		122: "REASON_CERTIFICATE_REFUSED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                0,
@@ -641,6 +643,7 @@ var (
 		"REASON_CSR_DISABLED":               119,
 		"REASON_NODE_NAME_UNKNOWN":          120,
 		"REASON_CERTIFY_TICKET_INVALID":     121,
+		"REASON_CERTIFICATE_REFUSED":        122,
 	}
 )
 
@@ -2086,9 +2089,11 @@ type Denial struct {
 	// unspecified, a client keeps the mode that it last received, and waits if it has none.
 	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=mcsattest.v1.Mode" json:"mode,omitempty"`
 	// What a node without a token receives, under the same condition.
-	Unattested    Unattested `protobuf:"varint,6,opt,name=unattested,proto3,enum=mcsattest.v1.Unattested" json:"unattested,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Unattested Unattested `protobuf:"varint,6,opt,name=unattested,proto3,enum=mcsattest.v1.Unattested" json:"unattested,omitempty"`
+	// Why the cluster refused the node's certificate. Only of Certify, whose caller attested.
+	CertificateRefused Reason `protobuf:"varint,7,opt,name=certificate_refused,json=certificateRefused,proto3,enum=mcsattest.v1.Reason" json:"certificate_refused,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Denial) Reset() {
@@ -2161,6 +2166,13 @@ func (x *Denial) GetUnattested() Unattested {
 		return x.Unattested
 	}
 	return Unattested_UNATTESTED_UNSPECIFIED
+}
+
+func (x *Denial) GetCertificateRefused() Reason {
+	if x != nil {
+		return x.CertificateRefused
+	}
+	return Reason_REASON_UNSPECIFIED
 }
 
 var File_mcsattest_v1_attestation_proto protoreflect.FileDescriptor
@@ -2280,7 +2292,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\x0e2\x14.mcsattest.v1.ReasonR\x06reason\x12 \n" +
 	"\vexplanation\x18\x03 \x01(\tR\vexplanation\x12\x1a\n" +
 	"\bwarnings\x18\x04 \x03(\tR\bwarnings\x12%\n" +
-	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\"\x90\x02\n" +
+	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\"\xd7\x02\n" +
 	"\x06Denial\x12/\n" +
 	"\x05class\x18\x01 \x01(\x0e2\x19.mcsattest.v1.DenialClassR\x05class\x12%\n" +
 	"\x0ecorrelation_id\x18\x02 \x01(\tR\rcorrelationId\x12\x1c\n" +
@@ -2289,7 +2301,8 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x04mode\x18\x05 \x01(\x0e2\x12.mcsattest.v1.ModeR\x04mode\x128\n" +
 	"\n" +
 	"unattested\x18\x06 \x01(\x0e2\x18.mcsattest.v1.UnattestedR\n" +
-	"unattested*\xe3\x01\n" +
+	"unattested\x12E\n" +
+	"\x13certificate_refused\x18\a \x01(\x0e2\x14.mcsattest.v1.ReasonR\x12certificateRefused*\xe3\x01\n" +
 	"\fEvidenceKind\x12\x1d\n" +
 	"\x19EVIDENCE_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12EVIDENCE_KIND_TPM2\x10\x01\x12\x19\n" +
@@ -2325,7 +2338,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x14DENIAL_CLASS_MACHINE\x10\x04\x12\x16\n" +
 	"\x12DENIAL_CLASS_TOKEN\x10\x05\x12\x18\n" +
 	"\x14DENIAL_CLASS_NOT_YET\x10\x06\x12\x1c\n" +
-	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xa3\x11\n" +
+	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xc3\x11\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x01\x12\x14\n" +
@@ -2405,7 +2418,8 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x10REASON_CSR_LIMIT\x10v\x12\x17\n" +
 	"\x13REASON_CSR_DISABLED\x10w\x12\x1c\n" +
 	"\x18REASON_NODE_NAME_UNKNOWN\x10x\x12!\n" +
-	"\x1dREASON_CERTIFY_TICKET_INVALID\x10y2\xde\x03\n" +
+	"\x1dREASON_CERTIFY_TICKET_INVALID\x10y\x12\x1e\n" +
+	"\x1aREASON_CERTIFICATE_REFUSED\x10z2\xde\x03\n" +
 	"\vAttestation\x12L\n" +
 	"\tChallenge\x12\x1e.mcsattest.v1.ChallengeRequest\x1a\x1f.mcsattest.v1.ChallengeResponse\x12C\n" +
 	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12F\n" +
@@ -2481,23 +2495,24 @@ var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	5,  // 22: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
 	2,  // 23: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
 	3,  // 24: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
-	8,  // 25: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
-	14, // 26: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
-	16, // 27: mcsattest.v1.Attestation.Certify:input_type -> mcsattest.v1.CertifyRequest
-	18, // 28: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
-	20, // 29: mcsattest.v1.Attestation.RehearseChallenge:input_type -> mcsattest.v1.RehearseChallengeRequest
-	22, // 30: mcsattest.v1.Attestation.Rehearse:input_type -> mcsattest.v1.RehearseRequest
-	10, // 31: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
-	15, // 32: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
-	17, // 33: mcsattest.v1.Attestation.Certify:output_type -> mcsattest.v1.CertifyResponse
-	19, // 34: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
-	21, // 35: mcsattest.v1.Attestation.RehearseChallenge:output_type -> mcsattest.v1.RehearseChallengeResponse
-	23, // 36: mcsattest.v1.Attestation.Rehearse:output_type -> mcsattest.v1.RehearseResponse
-	31, // [31:37] is the sub-list for method output_type
-	25, // [25:31] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	6,  // 25: mcsattest.v1.Denial.certificate_refused:type_name -> mcsattest.v1.Reason
+	8,  // 26: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
+	14, // 27: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
+	16, // 28: mcsattest.v1.Attestation.Certify:input_type -> mcsattest.v1.CertifyRequest
+	18, // 29: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
+	20, // 30: mcsattest.v1.Attestation.RehearseChallenge:input_type -> mcsattest.v1.RehearseChallengeRequest
+	22, // 31: mcsattest.v1.Attestation.Rehearse:input_type -> mcsattest.v1.RehearseRequest
+	10, // 32: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
+	15, // 33: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
+	17, // 34: mcsattest.v1.Attestation.Certify:output_type -> mcsattest.v1.CertifyResponse
+	19, // 35: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
+	21, // 36: mcsattest.v1.Attestation.RehearseChallenge:output_type -> mcsattest.v1.RehearseChallengeResponse
+	23, // 37: mcsattest.v1.Attestation.Rehearse:output_type -> mcsattest.v1.RehearseResponse
+	32, // [32:38] is the sub-list for method output_type
+	26, // [26:32] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_mcsattest_v1_attestation_proto_init() }

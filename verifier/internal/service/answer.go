@@ -84,7 +84,8 @@ var codes = map[mcsattestv1.DenialClass]connect.Code{
 // retryAfter is the pause that a temporary denial suggests.
 const retryAfter = 5 * time.Second
 
-// denial returns the RPC error for a denial. It names only the class of the reason.
+// denial returns the RPC error for a denial. It names only the class of the reason. A machine that attested also
+// receives why the approver refused its certificate.
 func (s *Service) denial(d *reason.Denial, c *call) error {
 	info := d.Code.Info()
 	code, ok := codes[info.Class]
@@ -99,6 +100,9 @@ func (s *Service) denial(d *reason.Denial, c *call) error {
 	detail := &mcsattestv1.Denial{Class: info.Class, CorrelationId: c.id, Temporary: info.Temporary}
 	if c.policy != nil {
 		detail.Mode, detail.Unattested = modes[s.mode(c)], unattested[c.policy.Unattested]
+	}
+	if d.Code == reason.CertificateRefused && d.Err != nil {
+		detail.CertificateRefused = mcsattestv1.Reason(reason.From(d.Err).Code)
 	}
 	if info.Temporary {
 		detail.RetryAfterSeconds = uint32(retryAfter / time.Second)

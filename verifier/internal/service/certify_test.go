@@ -14,16 +14,19 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
@@ -160,6 +163,42 @@ func TestCertify_WaitsForTheController(t *testing.T) {
 	if x.records.writes != 1 {
 		t.Errorf("%d writes", x.records.writes)
 	}
+}
+
+// The machine attested, so it receives the reason. Other denials have only their class.
+func TestCertify_ReturnsWhyTheApproverRefused(t *testing.T) {
+	x := newCertifying(t)
+	x.records.controller = func(r *v1alpha1.MachineAttestation) {
+		denial := reason.From(reason.Deny(reason.CSRNodeExists, "worker-0"))
+		r.Status = record.Refused(r, denial, x.Now()).Status
+	}
+	for csr, want := range map[string]*mcsattestv1.Denial{
+		string(request(t, x.key, "system:node:worker-0")): {Class: mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET,
+			Temporary: true, CertificateRefused: mcsattestv1.Reason_REASON_CSR_NODE_EXISTS},
+		"garbage": {Class: mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED},
+	} {
+		_, err := x.call(t, []byte(csr))
+		got := denialOf(t, x.finish(t.Context(), "certify", &call{start: x.Now(), id: "c1"}, err))
+		if got.GetClass() != want.GetClass() || got.GetTemporary() != want.GetTemporary() ||
+			got.GetCertificateRefused() != want.GetCertificateRefused() {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+}
+
+// denialOf returns the denial that the caller receives.
+func denialOf(t *testing.T, err error) *mcsattestv1.Denial {
+	t.Helper()
+	var ce *connect.Error
+	if !errors.As(err, &ce) || len(ce.Details()) != 1 {
+		t.Fatalf("%v has no detail", err)
+	}
+	value, err := ce.Details()[0].Value()
+	if err != nil {
+		t.Fatal(err)
+	}
+	denial, _ := value.(*mcsattestv1.Denial)
+	return denial
 }
 
 // While credential.mode changes, a ticket of another replica reaches one that issues no certificates.

@@ -67,15 +67,17 @@ func approveFor(csr *certificatesv1.CertificateSigningRequest, why string) {
 	}}
 }
 
-func (c *certified) decide() {
+func (c *certified) decide() reconcile.Result {
 	c.Helper()
 	name := types.NamespacedName{Name: c.csr.Name}
-	if _, err := c.Reconcile(c.Context(), reconcile.Request{NamespacedName: name}); err != nil {
+	result, err := c.Reconcile(c.Context(), reconcile.Request{NamespacedName: name})
+	if err != nil {
 		c.Fatal(err)
 	}
 	if err := c.client.Get(c.Context(), name, c.csr); err != nil {
 		c.Fatal(err)
 	}
+	return result
 }
 
 func (c *certified) history() (events []string) {
@@ -114,6 +116,26 @@ func TestAttack_T73_ASecondKeyIsReported(t *testing.T) {
 				t.Errorf("the audit log:\n%s", &m.log)
 			}
 		})
+	}
+}
+
+// The machine waits in its initramfs, so it gets its certificate when the cause has ended.
+func TestReconcile_DecidesARefusedRequestOfTheVerifierAgain(t *testing.T) {
+	c := newCertified(t, 0)
+	old := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w-0"}}
+	if err := c.client.Create(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	result := c.decide()
+	if got := c.history(); result.RequeueAfter == 0 || result.RequeueAfter > time.Minute ||
+		!slices.Equal(got, []string{"CertificateRefused"}) {
+		t.Fatalf("%+v, the history is %q", result, got)
+	}
+	if err := c.client.Delete(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	if c.decide(); approved(c.csr) == nil {
+		t.Errorf("not approved:\n%s", &c.log)
 	}
 }
 

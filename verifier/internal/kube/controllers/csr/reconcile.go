@@ -155,6 +155,9 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 				result = r.again(created)
 			}
 		}
+		if d.Attested { // the machine waits
+			result = r.again(created)
+		}
 	case approver.Deny:
 		r.recordRefusal(ctx, d, now)
 		err = r.setCondition(ctx, csr, certificatesv1.CertificateDenied, audit.Clean(d.Denial.Error()), now)
