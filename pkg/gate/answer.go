@@ -27,7 +27,7 @@ var titles = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   "The request breaks the contract.",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   "The challenge cannot be used.",
 	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    "The evidence does not prove what it should.",
-	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "No Machine takes this identity.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "No Machine may attest with this identity.",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       "A valid token for this pool is needed.",
 	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "Not yet.",
 	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "Temporarily unavailable.",
