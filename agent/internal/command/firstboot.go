@@ -70,10 +70,7 @@ var errNotApplied = errors.New("the last boot staged the full config, but Igniti
 //   - an earlier run of this boot attested: reboot, because a capped machine cannot attest again;
 //   - an earlier boot staged a config, and Ignition did not apply it: remove it, and fail. Another
 //     attestation would end in the same way;
-//   - otherwise: remove an incomplete config of an earlier boot, attest, cap, fetch, stage, reboot.
-//
-// Everything that can fail for a local reason comes before the attestation, so that no token is used
-// for a config that cannot be applied.
+//   - otherwise: remove an incomplete config of an earlier boot, then [agent.attestAndStage].
 func (a *agent) runFirstboot(ctx context.Context) error {
 	boot := nextboot.Boot{Dir: a.paths.Boot, Marker: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
 		Step: a.step}
@@ -111,6 +108,13 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err := errors.Join(boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
 		return err
 	}
+	return a.attestAndStage(ctx, boot, machine)
+}
+
+// attestAndStage attests, caps PCR 11, fetches the full config, stages it on the boot partition, and reboots.
+// Everything that can fail for a local reason comes before the attestation, so that no token is used for a config
+// that cannot be applied.
+func (a *agent) attestAndStage(ctx context.Context, boot nextboot.Boot, machine platform.Machine) error {
 	target, authorities, err := a.realRootTarget()
 	if err != nil {
 		return err
