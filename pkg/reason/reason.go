@@ -16,7 +16,9 @@ package reason
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
@@ -100,7 +102,7 @@ func (c Code) String() string {
 func (c Code) Temporary() bool { return c.Info().Temporary }
 
 // Codes returns every code in ascending order.
-func Codes() []Code { return append([]Code(nil), all...) }
+func Codes() []Code { return slices.Sorted(maps.Keys(table)) }
 
 // Parse returns the code with the text form name.
 func Parse(name string) (Code, bool) {
