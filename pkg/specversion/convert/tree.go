@@ -5,142 +5,44 @@ package convert
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// object is a JSON object that keeps the order of its members. Other values have the types
-// of encoding/json: []any, string, json.Number, bool, nil.
-type object []member
+// object is a JSON object.
+type object = map[string]any
 
-type member struct {
-	key   string
-	value any
-}
-
-func (o object) get(key string) any {
-	for _, m := range o {
-		if m.key == key {
-			return m.value
-		}
-	}
-	return nil
-}
-
-// parse parses JSON that this package encoded.
-func parse(raw []byte) (any, error) {
+// parse parses a config that this package encoded.
+func parse(raw []byte) (object, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
-	v, err := parseValue(dec)
-	if err != nil {
+	var tree object
+	if err := dec.Decode(&tree); err != nil {
 		return nil, fmt.Errorf("parse config: %w", err)
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("parse config: more than one value")
-	}
-	return v, nil
+	return tree, nil
 }
 
-func parseValue(dec *json.Decoder) (any, error) {
-	t, err := dec.Token()
-	if err != nil {
-		return nil, err
-	}
-	switch t {
-	case json.Delim('{'):
-		o := object{}
-		for dec.More() {
-			k, err := dec.Token()
-			if err != nil {
-				return nil, err
-			}
-			key, ok := k.(string)
-			if !ok {
-				return nil, errors.New("a key is not a string")
-			}
-			v, err := parseValue(dec)
-			if err != nil {
-				return nil, err
-			}
-			o = append(o, member{key, v})
-		}
-		_, err = dec.Token()
-		return o, err
-	case json.Delim('['):
-		list := []any{}
-		for dec.More() {
-			v, err := parseValue(dec)
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, v)
-		}
-		_, err = dec.Token()
-		return list, err
-	}
-	return t, nil
-}
-
-func encode(v any) []byte {
-	var b bytes.Buffer
-	encodeValue(&b, v)
-	return b.Bytes()
-}
-
-func encodeValue(b *bytes.Buffer, v any) {
+// removeEmpty removes empty members. It keeps the elements of lists.
+func removeEmpty(v any) {
 	switch v := v.(type) {
 	case object:
-		b.WriteByte('{')
-		for i, m := range v {
-			if i > 0 {
-				b.WriteByte(',')
+		for key, value := range v {
+			removeEmpty(value)
+			if empty(value) {
+				delete(v, key)
 			}
-			encodeValue(b, m.key)
-			b.WriteByte(':')
-			encodeValue(b, m.value)
 		}
-		b.WriteByte('}')
 	case []any:
-		b.WriteByte('[')
-		for i, e := range v {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			encodeValue(b, e)
-		}
-		b.WriteByte(']')
-	default:
-		raw, err := json.Marshal(v)
-		if err != nil {
-			raw = []byte("null") // impossible: strings, numbers and booleans
-		}
-		b.Write(raw)
-	}
-}
-
-// withoutEmpty removes empty members. It keeps the elements of lists.
-func withoutEmpty(v any) any {
-	switch v := v.(type) {
-	case object:
-		kept := object{}
-		for _, m := range v {
-			m.value = withoutEmpty(m.value)
-			if !empty(m.value) {
-				kept = append(kept, m)
-			}
-		}
-		return kept
-	case []any:
-		for i := range v {
-			v[i] = withoutEmpty(v[i])
+		for _, e := range v {
+			removeEmpty(e)
 		}
 	}
-	return v
 }
 
 func empty(v any) bool {
@@ -168,36 +70,28 @@ var defaults = []struct {
 	{[]string{"storage", "luks", "cex", "enabled"}, false},
 }
 
-// withoutDefaults removes default values.
-func withoutDefaults(tree any) any {
+// removeDefaults removes default values.
+func removeDefaults(tree object) {
 	for _, d := range defaults {
-		tree = without(tree, d.path, d.value)
+		remove(tree, d.path, d.value)
 	}
-	return withoutEmpty(tree)
+	removeEmpty(tree)
 }
 
-// without removes the member at path if it has a value; nil means any value.
-func without(v any, path []string, value any) any {
+// remove removes the member at path if it has a value; nil means any value.
+func remove(v any, path []string, value any) {
 	switch v := v.(type) {
 	case object:
-		kept := object{}
-		for _, m := range v {
-			if m.key == path[0] {
-				if len(path) > 1 {
-					m.value = without(m.value, path[1:], value)
-				} else if value == nil || m.value == value {
-					continue
-				}
-			}
-			kept = append(kept, m)
+		if len(path) > 1 {
+			remove(v[path[0]], path[1:], value)
+		} else if value == nil || v[path[0]] == value {
+			delete(v, path[0])
 		}
-		return kept
 	case []any:
-		for i := range v {
-			v[i] = without(v[i], path, value)
+		for _, e := range v {
+			remove(e, path, value)
 		}
 	}
-	return v
 }
 
 // known rejects the first field that the schema does not have.
@@ -209,13 +103,13 @@ func known(v any, schema reflect.Type, at string, to specversion.Version) error 
 	case object:
 		fields := map[string]reflect.Type{}
 		collect(schema, fields)
-		for _, m := range v {
-			field := join(at, m.key)
-			t, ok := fields[m.key]
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			field := join(at, name)
+			t, ok := fields[name]
 			if !ok {
 				return &RefusedError{To: to, Field: field, Why: "spec " + to.String() + " does not have this field"}
 			}
-			if err := known(m.value, t, field, to); err != nil {
+			if err := known(v[name], t, field, to); err != nil {
 				return err
 			}
 		}
@@ -259,7 +153,7 @@ func join(at, key string) string {
 func element(v any, i int) string {
 	o, _ := v.(object)
 	for _, key := range []string{"path", "name", "device"} {
-		if s, ok := o.get(key).(string); ok {
+		if s, ok := o[key].(string); ok {
 			return "[" + s + "]"
 		}
 	}
@@ -267,14 +161,13 @@ func element(v any, i int) string {
 }
 
 // specialBits rejects modes with bits that older versions ignore.
-func specialBits(tree any, to specversion.Version) error {
-	root, _ := tree.(object)
-	storage, _ := root.get("storage").(object)
+func specialBits(tree object, to specversion.Version) error {
+	storage, _ := tree["storage"].(object)
 	for _, kind := range []string{"files", "directories"} {
-		list, _ := storage.get(kind).([]any)
+		list, _ := storage[kind].([]any)
 		for i, e := range list {
 			o, _ := e.(object)
-			n, ok := o.get("mode").(json.Number)
+			n, ok := o["mode"].(json.Number)
 			if !ok {
 				continue
 			}
@@ -285,15 +178,4 @@ func specialBits(tree any, to specversion.Version) error {
 		}
 	}
 	return nil
-}
-
-// setVersion changes ignition.version in place.
-func setVersion(tree any, version string) {
-	root, _ := tree.(object)
-	ignition, _ := root.get("ignition").(object)
-	for i := range ignition {
-		if ignition[i].key == "version" {
-			ignition[i].value = version
-		}
-	}
 }

@@ -9,142 +9,49 @@ import (
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/util"
-	v3_0 "github.com/coreos/ignition/v2/config/v3_0/types"
+	"github.com/coreos/ignition/v2/config/v3_0/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// The part of spec 2.2's schema that a config of 3.0 needs. For fields without a pointer,
-// absence has the same meaning in both.
+// The part of spec 2.2's schema that a config of 3.0 needs. What is the same in both has the
+// types of 3.0. For fields without a pointer, absence has the same meaning in both.
 type (
 	config22 struct {
-		Ignition ignition22 `json:"ignition"`
-		Passwd   *passwd22  `json:"passwd,omitempty"`
-		Storage  *storage22 `json:"storage,omitempty"`
-		Systemd  *systemd22 `json:"systemd,omitempty"`
-	}
-	ignition22 struct {
-		Config   *configs22  `json:"config,omitempty"`
-		Security *security22 `json:"security,omitempty"`
-		Timeouts *timeouts22 `json:"timeouts,omitempty"`
-		Version  string      `json:"version"`
-	}
-	configs22 struct {
-		Replace *resource22 `json:"replace,omitempty"`
-	}
-	security22 struct {
-		TLS tls22 `json:"tls"`
-	}
-	tls22 struct {
-		CertificateAuthorities []resource22 `json:"certificateAuthorities"`
-	}
-	timeouts22 struct {
-		HTTPResponseHeaders *int `json:"httpResponseHeaders,omitempty"`
-		HTTPTotal           *int `json:"httpTotal,omitempty"`
-	}
-	resource22 struct {
-		Compression  string          `json:"compression,omitempty"`
-		Source       string          `json:"source,omitempty"`
-		Verification *verification22 `json:"verification,omitempty"`
-	}
-	verification22 struct {
-		Hash string `json:"hash"`
-	}
-	passwd22 struct {
-		Groups []group22 `json:"groups,omitempty"`
-		Users  []user22  `json:"users,omitempty"`
-	}
-	group22 struct {
-		Gid          *int   `json:"gid,omitempty"`
-		Name         string `json:"name"`
-		PasswordHash string `json:"passwordHash,omitempty"`
-		System       bool   `json:"system,omitempty"`
-	}
-	user22 struct {
-		Gecos             string                  `json:"gecos,omitempty"`
-		Groups            []v3_0.Group            `json:"groups,omitempty"`
-		HomeDir           string                  `json:"homeDir,omitempty"`
-		Name              string                  `json:"name"`
-		NoCreateHome      bool                    `json:"noCreateHome,omitempty"`
-		NoLogInit         bool                    `json:"noLogInit,omitempty"`
-		NoUserGroup       bool                    `json:"noUserGroup,omitempty"`
-		PasswordHash      *string                 `json:"passwordHash,omitempty"`
-		PrimaryGroup      string                  `json:"primaryGroup,omitempty"`
-		SSHAuthorizedKeys []v3_0.SSHAuthorizedKey `json:"sshAuthorizedKeys,omitempty"`
-		Shell             string                  `json:"shell,omitempty"`
-		System            bool                    `json:"system,omitempty"`
-		UID               *int                    `json:"uid,omitempty"`
+		Ignition types.Ignition `json:"ignition"`
+		Passwd   types.Passwd   `json:"passwd"`
+		Storage  storage22      `json:"storage"`
+		Systemd  types.Systemd  `json:"systemd"`
 	}
 	storage22 struct {
 		Directories []directory22  `json:"directories,omitempty"`
-		Disks       []disk22       `json:"disks,omitempty"`
+		Disks       []types.Disk   `json:"disks,omitempty"`
 		Files       []file22       `json:"files,omitempty"`
 		Filesystems []filesystem22 `json:"filesystems,omitempty"`
 		Links       []link22       `json:"links,omitempty"`
-		Raid        []raid22       `json:"raid,omitempty"`
+		Raid        []types.Raid   `json:"raid,omitempty"`
 	}
 	node22 struct {
-		Filesystem string   `json:"filesystem"`
-		Group      *owner22 `json:"group,omitempty"`
-		Overwrite  *bool    `json:"overwrite,omitempty"`
-		Path       string   `json:"path"`
-		User       *owner22 `json:"user,omitempty"`
-	}
-	owner22 struct {
-		ID   *int   `json:"id,omitempty"`
-		Name string `json:"name,omitempty"`
+		Filesystem string `json:"filesystem"`
+		types.Node
 	}
 	directory22 struct {
 		node22
-		Mode *int `json:"mode,omitempty"`
+		types.DirectoryEmbedded1
 	}
 	file22 struct {
 		node22
-		Append   bool       `json:"append,omitempty"`
-		Contents resource22 `json:"contents"`
-		Mode     *int       `json:"mode,omitempty"`
+		Append   bool               `json:"append,omitempty"`
+		Contents types.FileContents `json:"contents"`
+		Mode     *int               `json:"mode,omitempty"`
 	}
 	link22 struct {
 		node22
-		Hard   bool   `json:"hard,omitempty"`
-		Target string `json:"target"`
-	}
-	disk22 struct {
-		Device    string `json:"device"`
-		WipeTable bool   `json:"wipeTable,omitempty"`
+		types.LinkEmbedded1
 	}
 	filesystem22 struct {
-		Mount mount22 `json:"mount"`
-		Name  string  `json:"name"`
-	}
-	mount22 struct {
-		Device         string                  `json:"device"`
-		Format         string                  `json:"format"`
-		Label          *string                 `json:"label,omitempty"`
-		Options        []v3_0.FilesystemOption `json:"options,omitempty"`
-		UUID           *string                 `json:"uuid,omitempty"`
-		WipeFilesystem bool                    `json:"wipeFilesystem,omitempty"`
-	}
-	raid22 struct {
-		Devices []v3_0.Device     `json:"devices"`
-		Level   string            `json:"level"`
-		Name    string            `json:"name"`
-		Options []v3_0.RaidOption `json:"options,omitempty"`
-		Spares  int               `json:"spares,omitempty"`
-	}
-	systemd22 struct {
-		Units []unit22 `json:"units,omitempty"`
-	}
-	unit22 struct {
-		Contents string     `json:"contents,omitempty"`
-		Dropins  []dropin22 `json:"dropins,omitempty"`
-		Enabled  *bool      `json:"enabled,omitempty"`
-		Mask     bool       `json:"mask,omitempty"`
-		Name     string     `json:"name"`
-	}
-	dropin22 struct {
-		Contents string `json:"contents,omitempty"`
-		Name     string `json:"name"`
+		Mount types.Filesystem `json:"mount"` // without a path
+		Name  string           `json:"name"`
 	}
 )
 
@@ -159,100 +66,42 @@ const rootFilesystem = "root"
 
 // to22 converts a valid config of 3.0 to 2.2.
 func to22(raw []byte, to specversion.Version) ([]byte, error) {
-	var c v3_0.Config
+	var c types.Config
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return nil, fmt.Errorf("parse config: %w", err)
 	}
 	refuse := func(field, format string, a ...any) error {
 		return &RefusedError{To: to, Field: field, Why: fmt.Sprintf(format, a...)}
 	}
-	out := config22{Ignition: ignition22{Version: to.String()}}
 	if len(c.Ignition.Config.Merge) > 0 {
 		return nil, refuse("ignition.config.merge", "spec 2.2 appends configs, but does not merge them")
 	}
-	if c.Ignition.Config.Replace.Source != nil {
-		r := c.Ignition.Config.Replace
-		ref := resource22Of(nil, r.Source, r.Verification)
-		out.Ignition.Config = &configs22{Replace: &ref}
-	}
-	if cas := c.Ignition.Security.TLS.CertificateAuthorities; len(cas) > 0 {
-		out.Ignition.Security = &security22{}
-		for _, ca := range cas {
-			out.Ignition.Security.TLS.CertificateAuthorities = append(out.Ignition.Security.TLS.CertificateAuthorities,
-				resource22Of(nil, &ca.Source, ca.Verification))
-		}
-	}
-	if t := c.Ignition.Timeouts; t != (v3_0.Timeouts{}) {
-		out.Ignition.Timeouts = &timeouts22{HTTPResponseHeaders: t.HTTPResponseHeaders, HTTPTotal: t.HTTPTotal}
-	}
-	out.Passwd = passwd22Of(c.Passwd)
+	c.Ignition.Version = to.String()
 	storage, err := storage22Of(c.Storage, refuse)
 	if err != nil {
 		return nil, err
 	}
-	out.Storage = storage
-	out.Systemd = systemd22Of(c.Systemd)
-	return json.Marshal(out)
+	raw, err = json.Marshal(config22{c.Ignition, c.Passwd, *storage, c.Systemd})
+	if err != nil {
+		return nil, fmt.Errorf("encode config: %w", err)
+	}
+	tree, err := parse(raw)
+	if err != nil {
+		return nil, err
+	}
+	removeEmpty(tree)
+	return json.Marshal(tree)
 }
 
-func resource22Of(compression, source *string, v v3_0.Verification) resource22 {
-	r := resource22{Compression: value(compression), Source: value(source)}
-	if v.Hash != nil {
-		r.Verification = &verification22{Hash: *v.Hash}
-	}
-	return r
-}
-
-func passwd22Of(p v3_0.Passwd) *passwd22 {
-	if len(p.Groups)+len(p.Users) == 0 {
-		return nil
-	}
-	var out passwd22
-	for _, g := range p.Groups {
-		out.Groups = append(out.Groups, group22{Gid: g.Gid, Name: g.Name, PasswordHash: value(g.PasswordHash),
-			System: value(g.System)})
-	}
-	for _, u := range p.Users {
-		out.Users = append(out.Users, user22{
-			Gecos: value(u.Gecos), Groups: u.Groups, HomeDir: value(u.HomeDir), Name: u.Name,
-			NoCreateHome: value(u.NoCreateHome),
-			NoLogInit:    value(u.NoLogInit), NoUserGroup: value(u.NoUserGroup), PasswordHash: u.PasswordHash,
-			PrimaryGroup: value(u.PrimaryGroup), SSHAuthorizedKeys: u.SSHAuthorizedKeys, Shell: value(u.Shell),
-			System: value(u.System), UID: u.UID,
-		})
-	}
-	return &out
-}
-
-func systemd22Of(s v3_0.Systemd) *systemd22 {
-	if len(s.Units) == 0 {
-		return nil
-	}
-	var out systemd22
-	for _, u := range s.Units {
-		unit := unit22{Contents: value(u.Contents), Enabled: u.Enabled, Mask: value(u.Mask), Name: u.Name}
-		for _, d := range u.Dropins {
-			unit.Dropins = append(unit.Dropins, dropin22{Contents: value(d.Contents), Name: d.Name})
-		}
-		out.Units = append(out.Units, unit)
-	}
-	return &out
-}
-
-func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) error) (*storage22, error) {
-	var out storage22
-	var mounts []string
+func storage22Of(s types.Storage, refuse func(field, format string, a ...any) error) (*storage22, error) {
+	out := storage22{Disks: s.Disks, Raid: s.Raid}
 	for _, d := range s.Disks {
 		if len(d.Partitions) > 0 {
 			return nil, refuse("storage.disks["+d.Device+"].partitions",
 				"spec 2.2 counts them in sectors and does not match existing ones")
 		}
-		out.Disks = append(out.Disks, disk22{Device: d.Device, WipeTable: value(d.WipeTable)})
 	}
-	for _, r := range s.Raid {
-		out.Raid = append(out.Raid, raid22{Devices: r.Devices, Level: r.Level, Name: r.Name, Options: r.Options,
-			Spares: value(r.Spares)})
-	}
+	var mounts []string
 	for _, f := range s.Filesystems {
 		field := "storage.filesystems[" + f.Device + "]"
 		switch {
@@ -266,31 +115,28 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 			name = path.Clean(*f.Path)
 			mounts = append(mounts, name)
 		}
-		out.Filesystems = append(out.Filesystems, filesystem22{Name: name, Mount: mount22{
-			Device: f.Device, Format: *f.Format, Label: f.Label, Options: f.Options, UUID: f.UUID,
-			WipeFilesystem: value(f.WipeFilesystem),
-		}})
+		f.Path = nil
+		out.Filesystems = append(out.Filesystems, filesystem22{Mount: f, Name: name})
 	}
 	listed := map[string]bool{}
 	for _, d := range s.Directories {
 		listed[path.Clean(d.Path)] = true
 	}
 	for _, d := range s.Directories {
-		mode := d.Mode
-		if mode == nil {
-			mode = util.IntToPtr(directoryMode)
+		if d.Mode == nil {
+			d.Mode = util.IntToPtr(directoryMode)
 		}
-		plain := *mode == directoryMode && d.User == (v3_0.NodeUser{}) && d.Group == (v3_0.NodeGroup{})
+		plain := *d.Mode == directoryMode && d.User == (types.NodeUser{}) && d.Group == (types.NodeGroup{})
 		parent := path.Dir(path.Clean(d.Path))
 		// Every root file system has /etc and similar directories.
 		if !plain && !listed[parent] && strings.Count(parent, "/") > 1 {
 			return nil, refuse("storage.directories["+d.Path+"]",
 				"spec 2.2 also sets mode and owner of missing parents; add %s to the list", parent)
 		}
-		out.Directories = append(out.Directories, directory22{node22: node22Of(d.Node, mounts), Mode: mode})
+		out.Directories = append(out.Directories, directory22{node22Of(d.Node, mounts), d.DirectoryEmbedded1})
 	}
 	for _, l := range s.Links {
-		out.Links = append(out.Links, link22{node22: node22Of(l.Node, mounts), Hard: value(l.Hard), Target: l.Target})
+		out.Links = append(out.Links, link22{node22Of(l.Node, mounts), l.LinkEmbedded1})
 	}
 	for _, f := range s.Files {
 		if f.Contents.Source == nil && len(f.Append) == 0 {
@@ -299,8 +145,7 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 		}
 		node := node22Of(f.Node, mounts)
 		if f.Contents.Source != nil {
-			file := file22{node22: node, Contents: resource22Of(f.Contents.Compression, f.Contents.Source,
-				f.Contents.Verification), Mode: f.Mode}
+			file := file22{node22: node, Contents: f.Contents, Mode: f.Mode}
 			if f.Overwrite == nil {
 				file.Overwrite = util.BoolToPtr(false)
 			}
@@ -309,22 +154,17 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 			}
 			out.Files = append(out.Files, file)
 		}
+		node.Overwrite = util.BoolToPtr(false)
 		for _, a := range f.Append {
-			file := file22{node22: node, Append: true, Contents: resource22Of(a.Compression, a.Source, a.Verification),
-				Mode: f.Mode}
-			file.Overwrite = util.BoolToPtr(false)
-			out.Files = append(out.Files, file)
+			out.Files = append(out.Files, file22{node22: node, Append: true, Contents: a, Mode: f.Mode})
 		}
-	}
-	if len(out.Directories)+len(out.Disks)+len(out.Files)+len(out.Filesystems)+len(out.Links)+len(out.Raid) == 0 {
-		return nil, nil
 	}
 	return &out, nil
 }
 
 // node22Of assigns a node to the file system that is mounted closest above it.
-func node22Of(n v3_0.Node, mounts []string) node22 {
-	out := node22{Filesystem: rootFilesystem, Overwrite: n.Overwrite, Path: n.Path}
+func node22Of(n types.Node, mounts []string) node22 {
+	out := node22{Filesystem: rootFilesystem, Node: n}
 	longest := 0
 	for _, m := range mounts {
 		if rest, ok := strings.CutPrefix(n.Path, m); ok && len(m) > longest && (rest == "" || rest[0] == '/') {
@@ -332,18 +172,5 @@ func node22Of(n v3_0.Node, mounts []string) node22 {
 			out.Filesystem, out.Path = m, "/"+strings.TrimPrefix(rest, "/")
 		}
 	}
-	if n.User != (v3_0.NodeUser{}) {
-		out.User = &owner22{ID: n.User.ID, Name: value(n.User.Name)}
-	}
-	if n.Group != (v3_0.NodeGroup{}) {
-		out.Group = &owner22{ID: n.Group.ID, Name: value(n.Group.Name)}
-	}
 	return out
-}
-
-func value[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
 }
