@@ -63,21 +63,11 @@ func target(ref *v1alpha1.MachineReference) name {
 // NewRegistry returns an empty registry. pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
-		pointers:        pointers,
-		machines:        map[name]*compactMachine{},
-		enrollments:     map[name]*Enrollment{},
-		nodes:           map[string]string{},
-		byUID:           newMultimap[string, *compactMachine](),
-		byProvider:      newMultimap[string, *compactMachine](),
-		byEK:            newMultimap[EKHash, *compactMachine](),
-		standInUID:      newMultimap[string, *Enrollment](),
-		standInProvider: newMultimap[string, *Enrollment](),
-		enrolledEK:      newMultimap[EKHash, *Enrollment](),
-		enrolledBy:      newMultimap[name, *Enrollment](),
-		ticket:          newMultimap[string, *Enrollment](),
-		byMetal3:        newMultimap[name, *compactMachine](),
-		nodeOf:          newMultimap[string, string](),
-		shared:          map[sharedFields]*sharedFields{},
+		pointers:    pointers,
+		machines:    map[name]*compactMachine{},
+		enrollments: map[name]*Enrollment{},
+		nodes:       map[string]string{},
+		shared:      map[sharedFields]*sharedFields{},
 	}
 }
 
@@ -90,15 +80,20 @@ func (r *Registry) PutMachine(m Machine) {
 	key := name{groupOf(k.apiVersion), k.namespace, k.name}
 	r.dropMachine(key)
 	r.machines[key] = k
-	r.byUID.add(k.uid, k)
+	r.indexMachine(k, true)
+}
+
+// indexMachine adds a Machine to the indexes, or removes it.
+func (r *Registry) indexMachine(k *compactMachine, present bool) {
+	r.byUID.set(k.uid, k, present)
 	if k.providerID != "" {
-		r.byProvider.add(k.provider(), k)
+		r.byProvider.set(k.provider(), k, present)
 	}
 	if k.metal3 != "" {
-		r.byMetal3.add(k.metal3Machine(), k)
+		r.byMetal3.set(k.metal3Machine(), k, present)
 	}
 	for _, h := range k.eks {
-		r.byEK.add(h, k)
+		r.byEK.set(h, k, present)
 	}
 }
 
@@ -123,16 +118,7 @@ func (r *Registry) dropMachine(key name) (uid string) {
 		return ""
 	}
 	delete(r.machines, key)
-	r.byUID.remove(k.uid, k)
-	if k.providerID != "" {
-		r.byProvider.remove(k.provider(), k)
-	}
-	if k.metal3 != "" {
-		r.byMetal3.remove(k.metal3Machine(), k)
-	}
-	for _, h := range k.eks {
-		r.byEK.remove(h, k)
-	}
+	r.indexMachine(k, false)
 	return k.uid
 }
 
@@ -148,20 +134,25 @@ func (r *Registry) PutEnrollment(e Enrollment) {
 		return
 	}
 	r.enrollments[key] = &e
+	r.indexEnrollment(&e, true)
+}
+
+// indexEnrollment adds an enrollment to the indexes, or removes it.
+func (r *Registry) indexEnrollment(e *Enrollment, present bool) {
 	for _, h := range e.eks {
-		r.enrolledEK.add(h, &e)
+		r.enrolledEK.set(h, e, present)
 	}
 	if t := e.Spec.Rehearsal; t != nil {
-		r.ticket.add(t.TicketSHA256, &e)
+		r.ticket.set(t.TicketSHA256, e, present)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
-		r.enrolledBy.add(target(ref), &e)
+		r.enrolledBy.set(target(ref), e, present)
 		return
 	}
 	m := e.standIn()
-	r.standInUID.add(m.UID, &e)
+	r.standInUID.set(m.UID, e, present)
 	if m.ProviderID != "" {
-		r.standInProvider.add(NormalProviderID(m.ProviderID), &e)
+		r.standInProvider.set(NormalProviderID(m.ProviderID), e, present)
 	}
 }
 
@@ -203,22 +194,8 @@ func (r *Registry) dropEnrollment(key name) *v1alpha1.MachineReference {
 		return nil
 	}
 	delete(r.enrollments, key)
-	for _, h := range e.eks {
-		r.enrolledEK.remove(h, e)
-	}
-	if t := e.Spec.Rehearsal; t != nil {
-		r.ticket.remove(t.TicketSHA256, e)
-	}
-	if ref := e.Spec.MachineRef; ref != nil {
-		r.enrolledBy.remove(target(ref), e)
-		return ref
-	}
-	m := e.standIn()
-	r.standInUID.remove(m.UID, e)
-	if m.ProviderID != "" {
-		r.standInProvider.remove(NormalProviderID(m.ProviderID), e)
-	}
-	return nil
+	r.indexEnrollment(e, false)
+	return e.Spec.MachineRef
 }
 
 // PutNode adds a Node. A Machine with its provider ID has joined, regardless of the

@@ -613,7 +613,7 @@ func TestRegistry_SharesFields(t *testing.T) {
 }
 
 func TestMultimap(t *testing.T) {
-	m := newMultimap[string, int]()
+	m := multimap[string, int]{}
 	values := func() (all []int) { return slices.Sorted(m.all("a")) }
 	if m.has("a") || len(values()) != 0 {
 		t.Error("an empty map has values")

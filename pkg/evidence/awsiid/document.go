@@ -3,14 +3,14 @@
 package awsiid
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // Limits of a document's content.
@@ -39,36 +39,31 @@ var fields = [...]field{
 }
 
 // parseDocument parses a content: one JSON object, in which no key occurs twice or in two
-// spellings, without trailing bytes. encoding/json only checks that it is valid JSON. The members
-// are split here, because encoding/json does not report duplicate keys.
+// spellings, without trailing bytes.
 func parseDocument(content []byte) (*document, error) {
 	if len(content) > maxContent {
 		return nil, fmt.Errorf("a content of %d bytes; at most %d", len(content), maxContent)
 	}
-	if !utf8.Valid(content) || !json.Valid(content) {
+	object, ok := jsonspan.Parse(content)
+	if !ok || !utf8.Valid(content) {
 		return nil, errors.New("not JSON")
 	}
-	rest := bytes.Trim(content, space)
-	if rest[0] != '{' {
+	if !object.Is('{') {
 		return nil, errors.New("not a JSON object")
 	}
-	rest = bytes.Trim(rest[1:len(rest)-1], space)
-	var seen [maxKeys]string
+	seen := make([]string, 0, maxKeys)
 	var values [len(fields)]string
-	for n := 0; len(rest) > 0; n++ {
-		var member []byte
-		member, rest = split(rest, ',')
-		name, value := split(member, ':')
+	for name, value := range object.Members() {
 		key, ok := plain(name)
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("key %.40q, which is not plain ASCII", name)
-		case n == maxKeys:
+			return nil, fmt.Errorf("key %.40q, which is not plain ASCII", name.Raw())
+		case len(seen) == maxKeys:
 			return nil, fmt.Errorf("more than %d keys", maxKeys)
-		case slices.ContainsFunc(seen[:n], func(other string) bool { return strings.EqualFold(key, other) }):
+		case slices.ContainsFunc(seen, func(other string) bool { return strings.EqualFold(key, other) }):
 			return nil, fmt.Errorf("key %.40q twice", key)
 		}
-		seen[n] = key
+		seen = append(seen, key)
 		at := slices.IndexFunc(fields[:], func(f field) bool { return strings.EqualFold(key, f.key) })
 		if at < 0 {
 			continue
@@ -76,45 +71,21 @@ func parseDocument(content []byte) (*document, error) {
 		if key != fields[at].key {
 			return nil, fmt.Errorf("key %.40q, which is %s in another spelling", key, fields[at].key)
 		}
-		if values[at], ok = plain(value); !ok && (fields[at].required || string(bytes.Trim(value, space)) != "null") {
+		if values[at], ok = plain(value); !ok && (fields[at].required || !value.None()) {
 			return nil, fmt.Errorf("%s is not a plain string", key)
 		}
 	}
 	return check(values)
 }
 
-const space = " \t\r\n" // RFC 8259, 2
-
-// split cuts valid JSON at the first separator outside of strings and structures. Without a
-// separator, before is everything.
-func split(s []byte, separator byte) (before, after []byte) {
-	depth, quoted := 0, false
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case quoted && c == '\\':
-			i++ // skip the escaped character
-		case c == '"':
-			quoted = !quoted
-		case quoted:
-		case c == '{' || c == '[':
-			depth++
-		case c == '}' || c == ']':
-			depth--
-		case c == separator && depth == 0:
-			return s[:i], s[i+1:]
-		}
-	}
-	return s, nil
-}
-
 // plain returns the content of a JSON string of printable ASCII without escapes. No other string is
 // accepted, so each value has one spelling.
-func plain(value []byte) (string, bool) {
-	value = bytes.Trim(value, space)
-	if len(value) < 2 || value[0] != '"' {
+func plain(value jsonspan.Value) (string, bool) {
+	if !value.Is('"') {
 		return "", false
 	}
-	text := value[1 : len(value)-1]
+	raw := value.Raw()
+	text := raw[1 : len(raw)-1]
 	for _, c := range text {
 		if c < ' ' || c > '~' || c == '\\' {
 			return "", false

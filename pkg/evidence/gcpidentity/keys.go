@@ -8,7 +8,6 @@ import (
 	"crypto"
 	"crypto/rsa"
 	"encoding/base64"
-	gojson "encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
@@ -93,8 +92,7 @@ func parseSet(raw []byte) ([]entry, string, error) {
 	if len(raw) > MaxKeySet {
 		return nil, "", fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
 	}
-	// This decoder accepts one spelling of a name and rejects duplicates. The other decoder has the
-	// positions.
+	// This decoder accepts one spelling of a name and rejects duplicates. The object has the positions.
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
 		return nil, "", err
@@ -102,47 +100,27 @@ func parseSet(raw []byte) ([]entry, string, error) {
 	if _, ok := members["keys"]; !ok {
 		return nil, "", errors.New(`no member "keys"`)
 	}
-	var provenance string
-	if json.Unmarshal(members["provenance"], &provenance) != nil {
-		provenance = "" // something else of that name
+	set := readObject(raw)
+	if set.err != nil {
+		return nil, "", set.err
 	}
-	d := gojson.NewDecoder(bytes.NewReader(raw))
-	if _, err := d.Token(); err != nil { // {
-		return nil, "", err
+	provenance, _ := set.value("provenance").Str() // "" for something else of that name
+	keys := set.value("keys")
+	if !keys.Is('[') {
+		return nil, "", errors.New(`"keys" is not an array`)
 	}
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return nil, "", err
+	var entries []entry
+	for one := range keys.Elements() {
+		if len(entries) == maxKeys {
+			return nil, "", fmt.Errorf("more than %d keys", maxKeys)
 		}
-		if name != "keys" {
-			var skip gojson.RawMessage
-			if err := d.Decode(&skip); err != nil {
-				return nil, "", err
-			}
-			continue
+		e := entry{offset: int64(one.Start)}
+		if e.fault = json.Unmarshal(one.Raw(), &e.jwk); e.fault == nil {
+			e.key, e.fault = e.public()
 		}
-		if open, err := d.Token(); err != nil || open != gojson.Delim('[') {
-			return nil, "", errors.New(`"keys" is not an array`)
-		}
-		var entries []entry
-		for d.More() {
-			var one gojson.RawMessage
-			if err := d.Decode(&one); err != nil {
-				return nil, "", err
-			}
-			if len(entries) == maxKeys {
-				return nil, "", fmt.Errorf("more than %d keys", maxKeys)
-			}
-			e := entry{offset: d.InputOffset() - int64(len(one))}
-			if e.fault = json.Unmarshal(one, &e.jwk); e.fault == nil {
-				e.key, e.fault = e.public()
-			}
-			entries = append(entries, e)
-		}
-		return entries, provenance, nil
+		entries = append(entries, e)
 	}
-	return nil, "", errors.New(`no member "keys"`)
+	return entries, provenance, nil
 }
 
 // public returns the key of a JWK that may sign identity tokens.
