@@ -20,6 +20,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -46,6 +47,28 @@ type Anchor struct {
 // String returns the subject and the position.
 func (a Anchor) String() string {
 	return fmt.Sprintf("%s (%s:%d)", a.Certificate.Subject, a.File, a.Line)
+}
+
+// Embedded returns the anchors of the bundles that are part of the program. It panics if one of them
+// cannot be read; tests read all of them.
+func Embedded(files fs.FS, pattern string) []Anchor {
+	var all []Anchor
+	names, err := fs.Glob(files, pattern)
+	for _, name := range names {
+		var raw []byte
+		var bundle []Anchor
+		if raw, err = fs.ReadFile(files, name); err == nil {
+			bundle, err = Parse(name, raw)
+		}
+		if err != nil {
+			break
+		}
+		all = append(all, bundle...)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return all
 }
 
 // Error is a fault in a bundle, for the author of the bundle.

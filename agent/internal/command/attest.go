@@ -57,8 +57,7 @@ func (a *agent) runAttest(ctx context.Context) error {
 		return nil
 	case "require":
 		err := a.attestMachine(ctx, machine)
-		var unchanged *skipped
-		if errors.As(err, &unchanged) {
+		if unchanged, ok := errors.AsType[*skipped](err); ok {
 			hint := faultHint(err)
 			hint = cmp.Or(hint, "remove mcs-attest=require, or point the machine at a server that attests")
 			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require demands an attestation", unchanged), hint}

@@ -89,8 +89,7 @@ func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, ke
 // ticket or token says nothing about this machine, which just attested: they expired, or a later
 // attestation replaced them. Another kind of server, or a verifier without this call, may have answered.
 func endsRound(err error) bool {
-	var denied *client.Denied
-	if errors.As(err, &denied) {
+	if denied, ok := errors.AsType[*client.Denied](err); ok {
 		return !denied.Temporary && denied.Class == mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN
 	}
 	var unexpected *client.Unexpected

@@ -4,7 +4,6 @@ package azureattested
 
 import (
 	"embed"
-	"io/fs"
 	"slices"
 	"sync"
 
@@ -19,19 +18,4 @@ var embedded embed.FS
 // notice.
 func DefaultRoots() []anchors.Anchor { return slices.Clone(defaultRoots()) }
 
-var defaultRoots = sync.OnceValue(func() []anchors.Anchor {
-	var all []anchors.Anchor
-	names, _ := fs.Glob(embedded, "roots/*.pem") // the pattern is well-formed
-	for _, name := range names {
-		raw, err := embedded.ReadFile(name)
-		if err != nil {
-			panic(err) // the file is embedded
-		}
-		bundle, err := anchors.Parse(name, raw)
-		if err != nil {
-			panic(err) // a test parses them
-		}
-		all = append(all, bundle...)
-	}
-	return all
-})
+var defaultRoots = sync.OnceValue(func() []anchors.Anchor { return anchors.Embedded(embedded, "roots/*.pem") })

@@ -4,7 +4,6 @@ package tpm2
 
 import (
 	"embed"
-	"io/fs"
 	"slices"
 	"sync"
 
@@ -20,22 +19,4 @@ var akRoots embed.FS
 // DefaultAKRoots returns the anchors of AK certificates that are part of this version.
 func DefaultAKRoots() []anchors.Anchor { return slices.Clone(defaultAKRoots()) }
 
-var defaultAKRoots = sync.OnceValue(func() []anchors.Anchor {
-	var all []anchors.Anchor
-	files, err := fs.Glob(akRoots, "akroots/*.pem")
-	for _, file := range files {
-		var raw []byte
-		if raw, err = akRoots.ReadFile(file); err != nil {
-			break
-		}
-		var some []anchors.Anchor
-		if some, err = anchors.Parse(file, raw); err != nil {
-			break
-		}
-		all = append(all, some...)
-	}
-	if err != nil {
-		panic(err) // a file of this package
-	}
-	return all
-})
+var defaultAKRoots = sync.OnceValue(func() []anchors.Anchor { return anchors.Embedded(akRoots, "akroots/*.pem") })

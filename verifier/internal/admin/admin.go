@@ -6,6 +6,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -71,8 +73,29 @@ type Machine struct {
 	Record *v1alpha1.MachineAttestationStatus `json:"record,omitempty"`
 }
 
-// About returns m without its record.
-func About(m *machine.Machine) Machine {
+// Node returns the Node that the machine is, or that its certificate is for.
+func (m Machine) Node() string {
+	if m.NodeRef == "" && m.Record != nil && m.Record.Certificate != nil {
+		return m.Record.Certificate.Node
+	}
+	return m.NodeRef
+}
+
+// Sort sorts the Machines by name.
+func (s *State) Sort() {
+	slices.SortFunc(s.Machines, func(a, b Machine) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+}
+
+// BreakGlass returns a break-glass token, which has a record and no Machine.
+func BreakGlass(a *v1alpha1.MachineAttestation) Machine {
+	return Machine{Name: a.Namespace + "/" + a.Name, UID: a.Status.MachineUID, Kind: "BreakGlass",
+		Pools: []string{a.Status.Pool}, Created: a.CreationTimestamp.Time, Record: &a.Status}
+}
+
+// About returns a Machine with its record, which may be nil.
+func About(m *machine.Machine, record *v1alpha1.MachineAttestation) Machine {
 	entry := Machine{
 		Name: m.String(), UID: m.UID, Kind: m.Kind, Pools: m.Pools, EKSHA256: m.EKSHA256, ProviderID: m.ProviderID,
 		Created: m.Created, NodeRef: m.NodeRef, Deleting: m.Deleting, Quarantined: m.Quarantined(),
@@ -83,6 +106,10 @@ func About(m *machine.Machine) Machine {
 	}
 	if e := m.Enrollment; e != nil && e.Spec.Rehearsal != nil {
 		entry.Rehearsal = e.Spec.Rehearsal.TicketSHA256
+	}
+	if record != nil {
+		entry.Record = &record.Status
+		entry.Quarantined = entry.Quarantined || record.Status.Quarantined
 	}
 	return entry
 }

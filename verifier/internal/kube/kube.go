@@ -214,6 +214,19 @@ func RunManager(ctx context.Context, log *slog.Logger, build func() (manager.Man
 	}, pause)
 }
 
+// JoinOptions returns the options of a controller for which machines wait while they boot. The time to list its objects
+// is unlimited, because other controllers of the manager must run while these cannot be listed.
+func JoinOptions() controller.Options {
+	return controller.Options{
+		MaxConcurrentReconciles: 8, CacheSyncTimeout: 365 * 24 * time.Hour, ReconciliationTimeout: 30 * time.Second,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+			200*time.Millisecond, MaxJoinPause),
+	}
+}
+
+// MaxJoinPause is the longest pause of [JoinOptions] before the next try.
+const MaxJoinPause = 30 * time.Second
+
 // ControllerOptions returns the options of a controller that writes a few objects. They bound the duration of a
 // reconciliation, and repeat a failed one within a minute.
 func ControllerOptions() controller.Options {

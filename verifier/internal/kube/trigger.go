@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
@@ -37,6 +38,17 @@ type Trigger struct {
 
 	mu    sync.Mutex
 	queue priorityqueue.PriorityQueue[reconcile.Request]
+}
+
+// Every returns a trigger for a controller without objects. It requests a reconciliation at the start and after each
+// interval.
+func Every(interval time.Duration) *Trigger {
+	return &Trigger{Interval: interval, All: func() []reconcile.Request { return []reconcile.Request{Request("all")} }}
+}
+
+// Request returns the request with a name and without a namespace. The controllers of records use UIDs.
+func Request(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
 // String implements fmt.Stringer, for the log of the controller.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
 
@@ -41,77 +42,56 @@ type Metrics struct {
 
 // New registers the metrics.
 func New() *Metrics {
-	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "mcs_attest_decisions_total",
-			Help: "Decisions by event (challenge, attest, certify, fetch, report, rehearse-challenge, rehearse), pool, " +
-				"outcome and reason.",
-		}, []string{"event", "pool", "outcome", "reason"}),
-		configs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "mcs_attest_configs_served_total",
-			Help: "Answers with a config by pool and by what opened the gate (none, attestation, provisioning-token, " +
-				"provisioning-token-previous).",
-		}, []string{"pool", "credential"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	create := promauto.With(registry)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return create.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return create.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	}
+	return &Metrics{
+		registry: registry,
+		decisions: counter("mcs_attest_decisions_total",
+			"Decisions by event (challenge, attest, certify, fetch, report, rehearse-challenge, rehearse), pool, "+
+				"outcome and reason.", "event", "pool", "outcome", "reason"),
+		configs: counter("mcs_attest_configs_served_total",
+			"Answers with a config by pool and by what opened the gate (none, attestation, provisioning-token, "+
+				"provisioning-token-previous).", "pool", "credential"),
+		duration: create.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "mcs_attest_duration_seconds",
 			Help:    "Time to a decision by event.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10},
 		}, []string{"event"}),
-		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "mcs_attest_expiry_timestamp_seconds",
-			Help: "When a certificate or trust anchor expires, soonest of its set (Unix time).",
-		}, []string{"set"}),
-		problems: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "mcs_attest_folder_problems",
-			Help: "Files that do not parse; their last good state is in use.",
-		}),
-		objects: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "mcs_attest_objects",
-			Help: "Objects known by kind.",
-		}, []string{"kind"}),
-		reports: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "mcs_attest_failure_reports_total",
-			Help: "Failure reports by whether they carried a valid ticket.",
-		}, []string{"ticket"}),
-		lastRefresh: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "mcs_attest_folder_read_timestamp_seconds",
-			Help: "When the folder was last read (Unix time).",
-		}),
+		expiry: gauge("mcs_attest_expiry_timestamp_seconds",
+			"When a certificate or trust anchor expires, soonest of its set (Unix time).", "set"),
+		problems: gauge("mcs_attest_folder_problems",
+			"Files that do not parse; their last good state is in use.").WithLabelValues(),
+		objects: gauge("mcs_attest_objects", "Objects known by kind.", "kind"),
+		reports: counter("mcs_attest_failure_reports_total",
+			"Failure reports by whether they carried a valid ticket.", "ticket"),
+		lastRefresh: gauge("mcs_attest_folder_read_timestamp_seconds",
+			"When the folder was last read (Unix time).").WithLabelValues(),
+		apiCalls: counter("mcs_attest_api_calls_total",
+			"Calls of the Kubernetes API for records, by verb and resource.", "verb", "resource"),
+		dropped: counter("mcs_attest_events_dropped_total",
+			"Kubernetes Events that were not sent: too many, or the API is unavailable.").WithLabelValues(),
+		providers: counter("mcs_attest_provider_calls_total",
+			"Calls of a cloud's API, by provider, operation and outcome (ok, denied, error).",
+			"provider", "operation", "outcome"),
+		doors: gauge("mcs_attest_door",
+			"Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica observes "+
+				"it: closed (only the gate answers), open, or unknown.", "node", "port", "state"),
+		mismatches: gauge("mcs_attest_node_role_mismatches",
+			"Nodes with a control-plane role that their pool does not have. 0 on replicas that do not lead.").
+			WithLabelValues(),
+		leftOut: counter("mcs_attest_audit_left_out_total",
+			"Lines of the audit log that were omitted because their source had used up its share.").WithLabelValues(),
+		rehearsals: counter("mcs_attest_rehearsals_total",
+			"Results of rehearsals by pool, result (would-pass, would-fail) and reason.", "pool", "result", "reason"),
 	}
-	m.apiCalls = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "mcs_attest_api_calls_total",
-		Help: "Calls of the Kubernetes API for records, by verb and resource.",
-	}, []string{"verb", "resource"})
-	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "mcs_attest_events_dropped_total",
-		Help: "Kubernetes Events that were not sent: too many, or the API is unavailable.",
-	})
-	m.providers = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "mcs_attest_provider_calls_total",
-		Help: "Calls of a cloud's API, by provider, operation and outcome (ok, denied, error).",
-	}, []string{"provider", "operation", "outcome"})
-	m.doors = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "mcs_attest_door",
-		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica observes " +
-			"it: closed (only the gate answers), open, or unknown.",
-	}, []string{"node", "port", "state"})
-	m.mismatches = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "mcs_attest_node_role_mismatches",
-		Help: "Nodes with a control-plane role that their pool does not have. 0 on replicas that do not lead.",
-	})
-	m.leftOut = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "mcs_attest_audit_left_out_total",
-		Help: "Lines of the audit log that were omitted because their source had used up its share.",
-	})
-	m.rehearsals = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "mcs_attest_rehearsals_total",
-		Help: "Results of rehearsals by pool, result (would-pass, would-fail) and reason.",
-	}, []string{"pool", "result", "reason"})
-	m.registry.MustRegister(m.rehearsals, m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped,
-		m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
 }
 
 // Registerer returns a registerer for a part that has its own metrics.

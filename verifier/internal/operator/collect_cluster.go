@@ -39,7 +39,7 @@ func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
 	}
 	var errs []error
 	token := "openshift-config/machineconfig-auth"
-	if k, err := c.config(ctx); err == nil {
+	if k, err := c.Configuration(ctx); err == nil {
 		token = k.ProvisioningToken.Secret
 	}
 	if ns, name, err := config.SplitName(token); err == nil {

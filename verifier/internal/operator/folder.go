@@ -220,7 +220,7 @@ func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrollment, e
 	}
 	state := &admin.State{}
 	for _, m := range s.Machines.Machines() {
-		state.Machines = append(state.Machines, admin.About(m))
+		state.Machines = append(state.Machines, admin.About(m, nil))
 	}
 	found, err := Machine(state, f.Namespace, name)
 	if err != nil {

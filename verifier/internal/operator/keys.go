@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
@@ -70,10 +71,5 @@ func (f *Folder) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error)
 	)
 }
 
-// Issuer is the tokens' "iss".
-func (f *Folder) Issuer(context.Context) (string, error) { return f.Config.Issuer(), nil }
-
-// PublishDelay is how long a new key is published before it is used.
-func (f *Folder) PublishDelay(context.Context) (time.Duration, error) {
-	return time.Duration(f.Config.KeyPublishDelay), nil
-}
+// Configuration is the folder's.
+func (f *Folder) Configuration(context.Context) (*config.Config, error) { return f.Config, nil }

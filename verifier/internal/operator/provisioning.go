@@ -135,7 +135,7 @@ func (c *Cluster) Policies(ctx context.Context) (*policy.Set, error) {
 // provisioningSecret is its namespace and name. A cluster may have a token before
 // it has a verifier.
 func (c *Cluster) provisioningSecret(ctx context.Context) (*config.Config, string, string, error) {
-	k, err := c.config(ctx)
+	k, err := c.Configuration(ctx)
 	var h *hint.Error
 	name := defaultProvisioningSecret
 	switch {

@@ -32,7 +32,7 @@ type gathered struct {
 	machines map[string]machine.Machine
 	enrolled map[string]machine.Enrollment
 	objects  map[string]*v1alpha1.MachineAttestation // the enrollments' objects, records included
-	records  map[string]*v1alpha1.MachineAttestationStatus
+	records  map[string]*v1alpha1.MachineAttestation
 	glass    map[string]*v1alpha1.MachineAttestation
 	pending  map[string]store.Pending
 	problems map[string]string
@@ -42,7 +42,7 @@ func newGathered(own string) *gathered {
 	return &gathered{
 		own: own, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrollment{},
 		objects: map[string]*v1alpha1.MachineAttestation{},
-		records: map[string]*v1alpha1.MachineAttestationStatus{}, glass: map[string]*v1alpha1.MachineAttestation{},
+		records: map[string]*v1alpha1.MachineAttestation{}, glass: map[string]*v1alpha1.MachineAttestation{},
 		pending: map[string]store.Pending{}, problems: map[string]string{},
 	}
 }
@@ -66,20 +66,15 @@ func (g *gathered) object(o *unstructured.Unstructured) error {
 			g.glass[k] = a
 			return nil
 		case a.Namespace == g.own && a.Status.Pending != nil && a.Spec.MachineRef == nil && a.Spec.Pool == "":
-			p := a.Status.Pending
-			g.pending[k] = store.Pending{
-				ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool,
-				FirstSeen: p.FirstSeen.Time,
-				LastSeen:  p.LastSeen.Time, Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
-			}
+			g.pending[k] = store.PendingOf(a)
 			return nil
 		case a.Namespace == g.own && strings.HasPrefix(a.Name, record.BreakGlassNamespace+"-") && a.Spec.MachineRef == nil &&
 			a.Spec.Pool == "":
 			return nil // it is being made
 		case a.Spec.MachineRef == nil:
-			g.records[string(a.UID)] = &a.Status
+			g.records[string(a.UID)] = a
 		case a.Status.MachineUID != "" || a.Status.Phase != "" || a.Status.Rehearsal != nil:
-			g.records[a.Name] = &a.Status
+			g.records[a.Name] = a
 		}
 	}
 	found, problems := machine.FromObject(o.Object)
@@ -121,21 +116,12 @@ func (g *gathered) state(now time.Time) *admin.State {
 	out := &admin.State{Time: now.UTC()}
 	ix := g.index()
 	for _, m := range ix.Machines() {
-		entry := admin.About(m)
-		if r := g.records[m.UID]; r != nil {
-			entry.Record = r
-			entry.Quarantined = entry.Quarantined || r.Quarantined
-		}
-		out.Machines = append(out.Machines, entry)
+		out.Machines = append(out.Machines, admin.About(m, g.records[m.UID]))
 	}
 	for _, k := range sorted(g.glass) {
-		r := g.glass[k]
-		out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: r.Status.MachineUID,
-			Kind: "BreakGlass", Pools: []string{r.Status.Pool}, Created: r.CreationTimestamp.Time, Record: &r.Status})
+		out.Machines = append(out.Machines, admin.BreakGlass(g.glass[k]))
 	}
-	slices.SortFunc(out.Machines, func(a, b admin.Machine) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
-	})
+	out.Sort()
 	for _, k := range sorted(g.pending) {
 		p := g.pending[k]
 		if ek, err := machine.ParseEKHash(p.EKSHA256); err == nil && ix.Enrolled(ek) {

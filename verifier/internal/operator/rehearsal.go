@@ -194,7 +194,7 @@ func (f *Folder) OpenRehearsal(ctx context.Context, name, ticketSHA256 string, u
 	if err != nil {
 		return Written{}, err
 	}
-	if err := (Rehearsable{admin.About(m), m}).Denied(); err != nil {
+	if err := (Rehearsable{admin.About(m, nil), m}).Denied(); err != nil {
 		return Written{}, hint.New(err, "%s", reason.From(err).Code.Info().Hint)
 	}
 	end := metav1.NewTime(until.UTC().Truncate(time.Second))

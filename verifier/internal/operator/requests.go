@@ -43,7 +43,7 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	if err != nil {
 		return nil, c.failed("get", requests, "", err)
 	}
-	k, err := c.config(ctx)
+	k, err := c.Configuration(ctx)
 	var absent *hint.Error
 	if errors.As(err, &absent) && !Forbidden(err) {
 		k = nil // there is no verifier here yet

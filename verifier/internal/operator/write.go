@@ -358,7 +358,8 @@ func (c *Cluster) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error
 // configMap is the verifier's configuration in a cluster.
 const configMap, configKey = "mcs-attest-config", "mcs-attest.yaml"
 
-func (c *Cluster) config(ctx context.Context) (*config.Config, error) {
+// Configuration is that of the cluster's verifier. A [hint.Error] error: there is none.
+func (c *Cluster) Configuration(ctx context.Context) (*config.Config, error) {
 	name := "ConfigMap " + c.o.Own + "/" + configMap
 	o, err := c.core.ConfigMaps(c.o.Own).Get(ctx, configMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -368,22 +369,4 @@ func (c *Cluster) config(ctx context.Context) (*config.Config, error) {
 		return nil, c.failed("get", configMaps, c.o.Own, err)
 	}
 	return config.Parse(name, []byte(o.Data[configKey]), "/")
-}
-
-// Issuer is the tokens' "iss".
-func (c *Cluster) Issuer(ctx context.Context) (string, error) {
-	k, err := c.config(ctx)
-	if err != nil {
-		return "", err
-	}
-	return k.Issuer(), nil
-}
-
-// PublishDelay is how long a new key is published before it is used.
-func (c *Cluster) PublishDelay(ctx context.Context) (time.Duration, error) {
-	k, err := c.config(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return time.Duration(k.KeyPublishDelay), nil
 }

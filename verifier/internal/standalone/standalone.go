@@ -5,12 +5,10 @@
 package standalone
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -201,22 +199,14 @@ func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now ti
 		}
 	}
 	for _, m := range s.Machines.Machines() {
-		entry := admin.About(m)
-		if r := byUID[m.UID]; r != nil {
-			entry.Record = &r.Status
-			entry.Quarantined = entry.Quarantined || r.Status.Quarantined
-		}
-		out.Machines = append(out.Machines, entry)
+		out.Machines = append(out.Machines, admin.About(m, byUID[m.UID]))
 	}
 	for uid, r := range byUID {
 		if record.IsBreakGlass(uid) {
-			out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: uid, Kind: "BreakGlass",
-				Pools: []string{r.Status.Pool}, Record: &r.Status})
+			out.Machines = append(out.Machines, admin.BreakGlass(r))
 		}
 	}
-	slices.SortFunc(out.Machines, func(a, b admin.Machine) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
-	})
+	out.Sort()
 	for _, p := range s.Problems {
 		out.Problems = append(out.Problems, p.Error())
 	}

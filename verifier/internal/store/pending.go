@@ -6,10 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/bbolt"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -32,6 +34,16 @@ type Pending struct {
 	Source      string            `json:"source"`           // the client's address, for orientation only
 	Certificate map[string]string `json:"certificate"`      // the content of the EK certificate
 	Claims      string            `json:"claims,omitempty"` // self-asserted JSON, for orientation only
+}
+
+// PendingOf returns the pending machine of an object of the API whose status has one.
+func PendingOf(a *v1alpha1.MachineAttestation) Pending {
+	p := a.Status.Pending
+	return Pending{
+		ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool,
+		FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time, Source: p.Source, Certificate: p.Certificate,
+		Claims: p.Claims,
+	}
 }
 
 // AddPending records a request of the pending machine p. If there are too many pending machines, it returns

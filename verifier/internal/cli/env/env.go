@@ -154,8 +154,8 @@ type Backend interface {
 	Pools(context.Context) ([]string, error)
 	Keys(context.Context) (operator.Keys, error)
 	ChangeKeys(context.Context, func(operator.Keys) (operator.Keys, error)) error
-	Issuer(context.Context) (string, error)
-	PublishDelay(context.Context) (time.Duration, error)
+	// Configuration is the verifier's.
+	Configuration(context.Context) (*config.Config, error)
 }
 
 // Open chooses the backend: a cluster for the plug-in, with --kubeconfig or --context, or where the

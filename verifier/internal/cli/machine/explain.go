@@ -201,8 +201,7 @@ func (e explained) whyNot(m admin.Machine) []string {
 func (e explained) printEvents(out io.Writer) {
 	if e.eventsErr != nil {
 		fmt.Fprintln(out, "\nevents: ", e.eventsErr)
-		var h *hint.Error
-		if errors.As(e.eventsErr, &h) {
+		if h, ok := errors.AsType[*hint.Error](e.eventsErr); ok {
 			fmt.Fprintln(out, "hint:", h.Hint)
 		}
 	}

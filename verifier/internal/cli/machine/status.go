@@ -115,7 +115,7 @@ func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 		if !wide && times == nothingReached && note != "" && since != "" {
 			note += " for " + since
 		}
-		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(nodeOf(m)), "-"),
+		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(m.Node()), "-"),
 			rehearsed(m.Record, s.Time), note)
 	}
 	for _, p := range s.Pending {
@@ -257,14 +257,6 @@ func reached(m admin.Machine, now time.Time, whole bool) milestones {
 		out[2] = "yes"
 	}
 	return out
-}
-
-// nodeOf is the Node that m is, or that its certificate is for.
-func nodeOf(m admin.Machine) string {
-	if m.NodeRef == "" && m.Record != nil && m.Record.Certificate != nil {
-		return m.Record.Certificate.Node
-	}
-	return m.NodeRef
 }
 
 // clock is a time as a column has it: of this day, or the day.

@@ -53,7 +53,7 @@ early, run 'token rotate --now'. The command prints the token only on standard o
 			if err != nil {
 				return err
 			}
-			issuer, err := b.Issuer(cmd.Context())
+			c, err := b.Configuration(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -62,7 +62,7 @@ early, run 'token rotate --now'. The command prints the token only on standard o
 			_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
 			tokenID := hex.EncodeToString(id[:])
 			signed, err := keys.Tokens.Sign(now, token.Claims{
-				Issuer: issuer, Audience: token.Audience, Subject: record.BreakGlassNamespace + "/" + name,
+				Issuer: c.Issuer(), Audience: token.Audience, Subject: record.BreakGlassNamespace + "/" + name,
 				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now,
 				Expiry: now.Add(lifetime), Verifier: token.VerifierID{Developer: service.Developer, Build: e.Version},
 				Status:  token.Warning,

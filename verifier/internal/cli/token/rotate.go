@@ -32,9 +32,13 @@ a folder, the command waits until a running verifier uses the new keys.`,
 			if err != nil {
 				return err
 			}
-			publish, err := b.PublishDelay(cmd.Context())
-			if err != nil && !now {
-				return err
+			var publish time.Duration
+			if !now {
+				c, err := b.Configuration(cmd.Context())
+				if err != nil {
+					return err
+				}
+				publish = time.Duration(c.KeyPublishDelay)
 			}
 			var next operator.Keys
 			err = b.ChangeKeys(cmd.Context(), func(k operator.Keys) (operator.Keys, error) {

@@ -144,7 +144,9 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	// make fifty machines wait for each other.
 	r.QPS, r.Burst = -1, 0
 	r.UserAgent = "mcs-attest-verifier/" + cmp.Or(o.Version, "unknown")
-	o.Now = orElse(o.Now, time.Now)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	o.Discovery = cmp.Or(o.Discovery, defaultDiscovery)
 	o.Probe = cmp.Or(o.Probe, defaultProbe)
 	o.Pass = cmp.Or(o.Pass, defaultPass)
@@ -214,13 +216,6 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	}
 	k.build()
 	return k, nil
-}
-
-func orElse(f, def func() time.Time) func() time.Time {
-	if f == nil {
-		return def
-	}
-	return f
 }
 
 // plan returns the sources to watch.

@@ -62,7 +62,7 @@ func (ms *Machines) putMachine(o *sources.Object) []manifest.Problem {
 		ms.dropMisplaced(m.UID)
 		ms.nameIndex.put(&m)
 		ms.plan(plannedOf(&m))
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+		ms.o.Trigger.Enqueue(kube.PriorityChange, kube.Request(m.UID))
 	}
 	return o.Problems
 }
@@ -80,7 +80,7 @@ func (ms *Machines) advanceMachine(o *sources.Object) bool {
 	}
 	ms.nameIndex.put(&m)
 	ms.plan(plannedOf(&m))
-	ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+	ms.o.Trigger.Enqueue(kube.PriorityChange, kube.Request(m.UID))
 	return ms.registry.Advance(m)
 }
 
@@ -92,7 +92,7 @@ func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 		ms.plan(plannedKey{group, k}, nil)
 		// The API server's garbage collector often deletes the record soon.
 		if uid != "" {
-			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, request(uid))
+			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, kube.Request(uid))
 		}
 	}
 }
@@ -329,7 +329,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 			ms.o.RolesChanged()
 		}
 		ms.o.Recorded(uid, a.latch)
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
+		ms.o.Trigger.Enqueue(kube.PriorityChange, kube.Request(uid))
 		ms.o.Token(uid, a.tokenID)
 		if a.latch.requests {
 			ms.o.Requested(uid)
@@ -349,7 +349,7 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	ref := ms.registry.DeleteEnrollment(k.namespace, k.name)
 	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)
 	if uid, ok := ms.dropRecord(k); ok {
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
+		ms.o.Trigger.Enqueue(kube.PriorityChange, kube.Request(uid))
 		ms.o.Token(uid, "")
 	}
 	if ref != nil { // its quarantine or grant is no longer in force
@@ -392,6 +392,6 @@ func (ms *Machines) enrolled(ref *v1alpha1.MachineReference) {
 		return
 	}
 	for _, m := range ms.registry.ByName(ref.Namespace, ref.Name) {
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+		ms.o.Trigger.Enqueue(kube.PriorityChange, kube.Request(m.UID))
 	}
 }

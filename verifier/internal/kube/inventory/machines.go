@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -176,11 +175,6 @@ func (ms *Machines) dropMisplaced(uid string) {
 	if ms.latches[uid].key == l.key {
 		ms.dropLatch(uid)
 	}
-}
-
-// request returns a request for the record of a Machine.
-func request(uid string) reconcile.Request {
-	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
 }
 
 // Compare returns the next step for the record of a Machine, and the Machine, which is nil if it was

@@ -25,7 +25,7 @@ func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
 	if n.providerID != "" && ms.o.Trigger.Running() {
 		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}},
 			machine.Rules{Now: ms.o.Now()}); m != nil {
-			ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+			ms.o.Trigger.Enqueue(kube.PriorityChange, kube.Request(m.UID))
 		}
 	}
 	if !known && ms.o.Trigger.Running() {
@@ -40,7 +40,7 @@ func (ms *Machines) arrived(node string) {
 	ms.mu.Lock()
 	for uid, l := range ms.latches {
 		if l.certified && !l.joined && l.node == node {
-			all = append(all, request(uid))
+			all = append(all, kube.Request(uid))
 		}
 	}
 	ms.mu.Unlock()

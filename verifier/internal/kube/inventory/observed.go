@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -101,19 +100,14 @@ func (c *Inventory) State(ctx context.Context, denials []audit.Denial) (*admin.S
 			if ek, err := machine.ParseEKHash(p.EKSHA256); err == nil && index.Enrolled(ek) {
 				continue // approved; it has not asked again yet
 			}
-			s.Pending = append(s.Pending, store.Pending{
-				ID: strings.TrimPrefix(k.name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool,
-				FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time, Source: p.Source, Certificate: p.Certificate,
-			})
+			pending := store.PendingOf(a)
+			pending.Claims = ""
+			s.Pending = append(s.Pending, pending)
 		}
 	}
 	for _, m := range index.Machines() {
-		entry := admin.About(m)
-		if a := byUID[records.UID(m)]; a != nil {
-			entry.Record = &a.Status
-			entry.Quarantined = entry.Quarantined || a.Status.Quarantined
-		}
-		if ready, ok := b.ready[nodeOf(entry)]; ok {
+		entry := admin.About(m, byUID[records.UID(m)])
+		if ready, ok := b.ready[entry.Node()]; ok {
 			entry.Ready = &ready
 		}
 		s.Machines = append(s.Machines, entry)
@@ -121,13 +115,10 @@ func (c *Inventory) State(ctx context.Context, denials []audit.Denial) (*admin.S
 	b.mu.Unlock()
 	for uid, a := range byUID {
 		if record.IsBreakGlass(uid) {
-			s.Machines = append(s.Machines, admin.Machine{Name: a.Namespace + "/" + a.Name, UID: uid, Kind: "BreakGlass",
-				Pools: []string{a.Status.Pool}, Created: a.CreationTimestamp.Time, Record: &a.Status})
+			s.Machines = append(s.Machines, admin.BreakGlass(a))
 		}
 	}
-	slices.SortFunc(s.Machines, func(a, b admin.Machine) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
-	})
+	s.Sort()
 	slices.SortFunc(s.Pending, func(a, b store.Pending) int { return cmp.Compare(a.ID, b.ID) })
 	if err := c.conditions(ctx, s); err != nil {
 		s.Problems = append(s.Problems, fmt.Sprintf("read the AttestationVerifier: %v", err))
@@ -148,12 +139,4 @@ func (c *Inventory) conditions(ctx context.Context, s *admin.State) error {
 	}
 	s.Conditions, s.Holder = v.Status.Conditions, v.Status.Holder
 	return nil
-}
-
-// nodeOf returns the Node that a Machine became, or that its certificate is for.
-func nodeOf(m admin.Machine) string {
-	if m.NodeRef == "" && m.Record != nil && m.Record.Certificate != nil {
-		return m.Record.Certificate.Node
-	}
-	return m.NodeRef
 }

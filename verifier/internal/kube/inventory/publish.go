@@ -40,7 +40,7 @@ func (c *Inventory) publish(ctx context.Context) {
 			}
 			was, synced = now, read
 			c.o.Changed()
-			sleep(ctx, 50*time.Millisecond)
+			sources.Sleep(ctx, 50*time.Millisecond)
 		}
 	}
 }

@@ -133,12 +133,3 @@ func (c *Inventory) repairable(patience bool) bool {
 
 // SetupWithManager adds the controller that repairs the records after a restore of etcd.
 func (c *Inventory) SetupWithManager(m manager.Manager) error { return c.repair.SetupWithManager(m) }
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}

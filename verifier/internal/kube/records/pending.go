@@ -161,11 +161,7 @@ func (r *Records) ListPending(ctx context.Context, now time.Time) ([]store.Pendi
 		if p == nil || now.Sub(p.LastSeen.Time) > store.PendingLifetime {
 			return nil
 		}
-		all = append(all, store.Pending{
-			ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool,
-			FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time,
-			Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
-		})
+		all = append(all, store.PendingOf(a))
 		return nil
 	})
 	return all, err

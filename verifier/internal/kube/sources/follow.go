@@ -258,7 +258,7 @@ func (f *follower) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 
 // WatchWithContext opens a stream. While the API is unavailable it retries, so that no new list is needed.
 func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	for pause := backoff(); ; sleep(ctx, pause.Step()) {
+	for pause := backoff(); ; Sleep(ctx, pause.Step()) {
 		// After a restore of etcd, a continued watch would receive nothing until the revisions have caught up.
 		err := f.runner.o.Revisions.Probe(ctx)
 		var stream watch.Interface

@@ -143,16 +143,16 @@ func (i *Runner) maintain(ctx context.Context, s *Source) {
 			s.Fail(err)
 		case meta.IsNoMatchError(err):
 			s.Absent()
-			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
+			Sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
 			continue
 		case refused(err) && i.namespaceGone(ctx, s):
 			s.markNamespaceGone()
-			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
+			Sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
 			continue
 		case !errors.Is(err, errExpired) && !apierrors.IsResourceExpired(err):
 			s.Fail(err)
 		}
-		sleep(ctx, pause.Step())
+		Sleep(ctx, pause.Step())
 	}
 }
 
@@ -250,7 +250,8 @@ func backoff() wait.Backoff {
 	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
 }
 
-func sleep(ctx context.Context, d time.Duration) {
+// Sleep waits for a duration, or until ctx ends.
+func Sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -262,8 +262,7 @@ func (o *Result) failed(code, message, fix string) {
 // unknown sets why the rehearsal did not take place.
 func (o *Result) unknown(err error) {
 	o.Result, o.Message = Unknown, audit.Clean(err.Error())
-	var h *hint.Error
-	if errors.As(err, &h) {
+	if h, ok := errors.AsType[*hint.Error](err); ok {
 		o.Fix = h.Hint
 	}
 }

@@ -15,12 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -80,19 +78,12 @@ type observed struct {
 }
 
 const (
-	workers  = 8
-	resync   = 10 * time.Minute
-	minPause = 200 * time.Millisecond
-	maxPause = 30 * time.Second
+	resync = 10 * time.Minute
 	// minRetry is the minimum pause before the controller checks again a machine that may not have a
 	// credential yet.
 	minRetry = 2 * time.Second
-	timeout  = 30 * time.Second
 	// standby is the time that a replica that does not lead leaves a new attestation to the leader.
 	standby = 3 * time.Second
-	// syncLimit is long, because other controllers of the manager must run while these Secrets cannot
-	// be listed.
-	syncLimit = 365 * 24 * time.Hour
 	// failedRecently is longer than the pause of a failing watch before it starts again.
 	failedRecently = 90 * time.Second
 )
@@ -124,9 +115,9 @@ func (r *Reconciler) Observe(uid, tokenID string) {
 	switch {
 	case !changed:
 	case tokenID == "":
-		r.trigger.Enqueue(kube.PriorityRevoke, request(uid))
+		r.trigger.Enqueue(kube.PriorityRevoke, kube.Request(uid))
 	default:
-		r.trigger.Enqueue(kube.PriorityChange, request(uid))
+		r.trigger.Enqueue(kube.PriorityChange, kube.Request(uid))
 	}
 }
 
@@ -134,13 +125,9 @@ func (r *Reconciler) all() (all []reconcile.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for uid := range maps.Keys(r.tokens) {
-		all = append(all, request(uid))
+		all = append(all, kube.Request(uid))
 	}
 	return all
-}
-
-func request(uid string) reconcile.Request {
-	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
 }
 
 // SetupWithManager adds the controller to a manager. The controller has its own cache, for one
@@ -158,17 +145,15 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		return fmt.Errorf("cache of published credentials: %w", err)
 	}
 	r.live, r.elected = m.GetAPIReader(), m.Elected()
+	options := kube.JoinOptions()
+	options.NeedLeaderElection = ptr.To(false)
 	b := builder.ControllerManagedBy(m).Named("bootstrapcredential").
 		WatchesRawSource(&r.trigger).
 		WatchesRawSource(source.Kind(published, secretMetadata(), handler.TypedEnqueueRequestsFromMapFunc(
 			func(_ context.Context, s *metav1.PartialObjectMetadata) []reconcile.Request {
-				return []reconcile.Request{request(s.Name)}
+				return []reconcile.Request{kube.Request(s.Name)}
 			}))).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: workers, CacheSyncTimeout: syncLimit, ReconciliationTimeout: timeout,
-			NeedLeaderElection: ptr.To(false),
-			RateLimiter:        workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minPause, maxPause),
-		})
+		WithOptions(options)
 	if err := b.Complete(r); err != nil {
 		return fmt.Errorf("controller bootstrapcredential: %w", err)
 	}
@@ -290,7 +275,7 @@ func (r *Reconciler) retry(uid string, rec *v1alpha1.MachineAttestation) time.Du
 	if !ok || rec != nil && record.CredentialToken(rec, now) == nil {
 		return 0
 	}
-	return min(max(now.Sub(token.since)/2, minRetry), maxPause)
+	return min(max(now.Sub(token.since)/2, minRetry), kube.MaxJoinPause)
 }
 
 // pause returns the time that a replica that does not lead waits before it creates a credential.

@@ -19,7 +19,6 @@ import (
 	"errors"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
@@ -73,13 +72,7 @@ func New(o Options) *Reconciler {
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	trigger := &kube.Trigger{
-		All: func() []reconcile.Request {
-			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "all"}}}
-		},
-		Interval: every,
-	}
-	return ctrl.NewControllerManagedBy(m).Named("identityclaim").WatchesRawSource(trigger).
+	return ctrl.NewControllerManagedBy(m).Named("identityclaim").WatchesRawSource(kube.Every(every)).
 		WithOptions(controller.Options{
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Second, 10*time.Minute),
 		}).Complete(r)

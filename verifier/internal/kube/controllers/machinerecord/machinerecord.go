@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
@@ -121,7 +120,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 
 func (r *Reconciler) all() (requests []reconcile.Request) {
 	for _, uid := range r.o.Inventory.OutOfLine() {
-		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}})
+		requests = append(requests, kube.Request(uid))
 	}
 	return requests
 }

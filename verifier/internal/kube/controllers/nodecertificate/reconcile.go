@@ -17,11 +17,8 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -68,16 +65,6 @@ type Reconciler struct {
 	live    client.Reader
 }
 
-const (
-	workers  = 8
-	minPause = 200 * time.Millisecond
-	maxPause = 30 * time.Second
-	timeout  = 30 * time.Second
-	// syncLimit is long, because other controllers of the manager must run while requests cannot be
-	// listed.
-	syncLimit = 365 * 24 * time.Hour
-)
-
 // New returns a Reconciler.
 func New(o Options) *Reconciler {
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
@@ -92,17 +79,13 @@ func New(o Options) *Reconciler {
 // all has the machines whose requests were recorded while no replica led.
 func (r *Reconciler) all() (requests []reconcile.Request) {
 	for _, uid := range r.o.Waiting() {
-		requests = append(requests, request(uid))
+		requests = append(requests, kube.Request(uid))
 	}
 	return requests
 }
 
 // Observe receives each machine that waits for its node's certificate.
-func (r *Reconciler) Observe(uid string) { r.trigger.Enqueue(kube.PriorityChange, request(uid)) }
-
-func request(uid string) reconcile.Request {
-	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
-}
+func (r *Reconciler) Observe(uid string) { r.trigger.Enqueue(kube.PriorityChange, kube.Request(uid)) }
 
 // SetupWithManager adds the controller to a manager. The manager's cache may omit the content of
 // requests.
@@ -111,10 +94,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	b := builder.ControllerManagedBy(m).Named("nodecertificate").
 		WatchesRawSource(&r.trigger).
 		Watches(&certificatesv1.CertificateSigningRequest{}, handler.EnqueueRequestsFromMapFunc(r.owner)).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: workers, CacheSyncTimeout: syncLimit, ReconciliationTimeout: timeout,
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minPause, maxPause),
-		})
+		WithOptions(kube.JoinOptions())
 	if err := b.Complete(r); err != nil {
 		return fmt.Errorf("controller nodecertificate: %w", err)
 	}
@@ -130,7 +110,7 @@ func (r *Reconciler) owner(_ context.Context, o client.Object) []reconcile.Reque
 	if !ok {
 		return nil
 	}
-	return []reconcile.Request{request(uid)}
+	return []reconcile.Request{kube.Request(uid)}
 }
 
 // Reconcile implements reconcile.Reconciler. The name of a request is the UID of a record.

@@ -29,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -130,7 +131,7 @@ func (s *site) Update(_ context.Context, _ string, change store.Change) error {
 
 func (s *site) reconcile() error {
 	s.Helper()
-	_, err := s.Reconcile(s.Context(), request(uid))
+	_, err := s.Reconcile(s.Context(), kube.Request(uid))
 	return err
 }
 

@@ -14,7 +14,6 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -34,13 +33,7 @@ type Reconciler struct {
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	trigger := &kube.Trigger{
-		All: func() []reconcile.Request {
-			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "all"}}}
-		},
-		Interval: r.Every,
-	}
-	return ctrl.NewControllerManagedBy(m).Named("pendingmachine").WatchesRawSource(trigger).
+	return ctrl.NewControllerManagedBy(m).Named("pendingmachine").WatchesRawSource(kube.Every(r.Every)).
 		WithOptions(controller.Options{
 			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Second, time.Minute),
 		}).Complete(r)
