@@ -49,10 +49,10 @@ func membersOf(v jsonspan.Value) *object {
 	return o
 }
 
-// value returns a member, or the zero value if it is missing or null.
+// value returns a member, or the zero value if it is missing.
 func (o *object) value(name string) jsonspan.Value {
 	for _, m := range o.members {
-		if m.name == name && !m.value.None() {
+		if m.name == name {
 			return m.value
 		}
 	}

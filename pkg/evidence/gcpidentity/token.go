@@ -42,15 +42,12 @@ func split(raw []byte) (token, error) {
 	t.signed = raw[:bytes.LastIndexByte(raw, '.')]
 	buffer := make([]byte, base64.RawURLEncoding.DecodedLen(len(raw)))
 	var header []byte
-	for i, into := range []*[]byte{&header, &t.payload, &t.signature} {
+	for _, into := range []*[]byte{&header, &t.payload, &t.signature} {
 		part, rest, _ := bytes.Cut(raw, []byte("."))
 		raw = rest
 		n, err := strict.Decode(buffer, part)
 		if err != nil {
 			return t, err
-		}
-		if n == 0 {
-			return t, fmt.Errorf("part %d is empty", i+1)
 		}
 		*into, buffer = buffer[:n:n], buffer[n:]
 	}
@@ -126,7 +123,7 @@ func decode(payload []byte) (*claims, error) {
 		return nil, err
 	}
 	switch {
-	case c.IssuedAt <= 0 || c.IssuedAt > maxTime:
+	case c.IssuedAt <= 0: // exp limits it, too
 		return nil, errors.New("iat is missing or not a time")
 	case c.Expiry <= c.IssuedAt || c.Expiry > maxTime:
 		return nil, errors.New("exp is missing, not a time, or not after iat")
@@ -141,7 +138,7 @@ func (c *claims) check() error {
 	if *e == (engine{}) {
 		return errors.New("no google.compute_engine: not an instance's token, or one without format=full")
 	}
-	id, err := strconv.ParseUint(e.InstanceID, 10, 64)
+	id, _ := strconv.ParseUint(e.InstanceID, 10, 64) // with an error, it has another spelling
 	switch {
 	case !project(e.ProjectID):
 		return fmt.Errorf("project_id %.80q", e.ProjectID)
@@ -151,7 +148,7 @@ func (c *claims) check() error {
 		return fmt.Errorf("zone %.80q", e.Zone)
 	case !label(e.InstanceName):
 		return fmt.Errorf("instance_name %.80q", e.InstanceName)
-	case err != nil || id == 0 || strconv.FormatUint(id, 10) != e.InstanceID:
+	case id == 0 || strconv.FormatUint(id, 10) != e.InstanceID:
 		return fmt.Errorf("instance_id %.80q", e.InstanceID)
 	case e.Created <= 0 || e.Created > c.IssuedAt+int64(Leeway/time.Second):
 		return fmt.Errorf("instance_creation_timestamp %d", e.Created)
@@ -162,7 +159,7 @@ func (c *claims) check() error {
 // label reports whether s is a label of RFC 1035, 2.3.1, in lower case, like the names of Compute
 // Engine's resources.
 func label(s string) bool {
-	if s == "" || len(s) > 63 || s[0] < 'a' || s[0] > 'z' || s[len(s)-1] == '-' {
+	if s == "" || len(s) > 63 || s[0] < 'a' || s[len(s)-1] == '-' {
 		return false
 	}
 	for i := range len(s) {
