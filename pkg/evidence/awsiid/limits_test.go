@@ -3,9 +3,13 @@
 package awsiid_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"fmt"
+	"math/big"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +63,7 @@ func TestVerify_FormsOfADocument(t *testing.T) {
 		"separators in texts": {[]string{"ami-0fa9e1f64142cde17", "a,b:{[ ~",
 			`"kernelId" : null`, `"kernelId" : "\",\"accountId\":\"x\\"`}, ""},
 		"an image of no text":     {[]string{`"ami-0fa9e1f64142cde17"`, "7"}, "imageId is not a plain string"},
+		"an image of a number":    {[]string{`"ami-0fa9e1f64142cde17"`, "77"}, "imageId is not a plain string"},
 		"an image of null":        {[]string{`"ami-0fa9e1f64142cde17"`, "null"}, ""},
 		"an instance of null":     {[]string{`"` + instance + `"`, "null"}, "instanceId is not a plain string"},
 		"an image with DEL":       {[]string{"ami-0fa9e1f64142cde17", "a\x7f"}, "imageId is not a plain string"},
@@ -111,6 +116,46 @@ func TestNotAfter_IsTheNextEnd(t *testing.T) {
 	}
 }
 
+func TestNamedRegions_FormsOfALine(t *testing.T) {
+	for line, want := range map[string]string{
+		"# region: eu-central-1": "eu-central-1", "#region:us-gov-west-1 \r": "us-gov-west-1", "region: eu-central-1": "",
+		"# eu-central-1": "", "eu-central-1": "", "# region: eu-1": "", "# region: eu-central-a": "",
+		"# region: eu-c3ntral-1": "", "# region: eu--1": "", "# region: a-bcdefghijklmnopqrstuvwxyzabcd-9": "",
+		"# region: a-bcdefghijklmnopqrstuvwxyzabc-9": "a-bcdefghijklmnopqrstuvwxyzabc-9",
+	} {
+		if got := strings.Join(awsiid.NamedRegions([]byte("x\n"+line)), " "); got != want {
+			t.Errorf("%q: %q, want %q", line, got, want)
+		}
+	}
+	if got := awsiid.NamedRegions([]byte(strings.Repeat("# region: xx-test-1\n", 201))); len(got) != 200 {
+		t.Errorf("%d regions", len(got))
+	}
+	const last = "# region: xx-test-1"
+	for size, want := range map[int]int{1 << 20: 1, 1<<20 + 1: 0} {
+		file := append(bytes.Repeat([]byte("\n"), size-len(last)), last...)
+		if got := awsiid.NamedRegions(file); len(got) == 1 && got[0] == "xx-test-1" != (want == 1) || len(got) > 1 {
+			t.Errorf("%d bytes: %q", size, got)
+		}
+	}
+}
+
+// A key's size is checked before its certificate's signature, which these do not have.
+func TestParseCertificates_SizesOfKeys(t *testing.T) {
+	s := cloud()["us-west-2"]
+	for bits, want := range map[int]string{2047: "an RSA key of 2047 bits", 2048: "its own signature",
+		4096: "its own signature", 4097: "an RSA key of 4097 bits"} {
+		key := &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), bits-1, 1), E: 65537}
+		der, err := x509.CreateCertificate(rand.Reader, s.certificate, s.certificate, key, s.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = awsiid.ParseCertificates("f.pem", []byte("# region: eu-central-1\n"+block("CERTIFICATE", der)))
+		if err == nil || !strings.Contains(err.Error(), "f.pem:2: eu-central-1: "+want) {
+			t.Errorf("%d bits: %v", bits, err)
+		}
+	}
+}
+
 func TestParseCertificates_SizeOfAFile(t *testing.T) {
 	good := "# region: eu-central-1\n" + block("CERTIFICATE", cloud()["us-west-2"].certificate.Raw)
 	for size, ok := range map[int]bool{1 << 20: true, 1<<20 + 1: false} {
@@ -119,5 +164,24 @@ func TestParseCertificates_SizeOfAFile(t *testing.T) {
 		if (err == nil) != ok || ok && len(all) != 1 || !ok && err.Error() != "f.pem: 1048577 bytes; at most 1048576" {
 			t.Errorf("%d bytes: %v", size, err)
 		}
+	}
+	der := block("CERTIFICATE", cloud()["us-west-2"].certificate.Raw)
+	most, _, _ := strings.Cut(manyRegions(der), "# region: xx-test-200\n")
+	if all, err := awsiid.ParseCertificates("f.pem", []byte(most)); err != nil || len(all) != 200 {
+		t.Errorf("200 certificates: %d, %v", len(all), err)
+	}
+	lines := strings.Count(good, "\n")
+	for more, want := range map[string]string{
+		"x":                  fmt.Sprintf("f.pem:%d: \"x\" is neither", lines+1),
+		"\n\n-----BEGIN X":   fmt.Sprintf("f.pem:%d: a certificate without a region", lines+3),
+		"# region: a-test-1": fmt.Sprintf("f.pem:%d: no certificate for region a-test-1", lines+2),
+	} {
+		if _, err := awsiid.ParseCertificates("f.pem", []byte(good+more)); err == nil ||
+			!strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := awsiid.ParseCertificates("f.pem", nil); err == nil || !strings.HasPrefix(err.Error(), "f.pem: no cert") {
+		t.Errorf("nothing: %v", err)
 	}
 }

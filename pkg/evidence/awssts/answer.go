@@ -100,8 +100,6 @@ type element struct {
 	children []element
 }
 
-var errMore = errors.New("trailing data after the document")
-
 // parse reads a document that consists only of root: no other element, no attribute, comment or
 // instruction, and text only where it is allowed.
 //
@@ -109,29 +107,22 @@ var errMore = errors.New("trailing data after the document")
 // response could be mistaken for STS's answer.
 func parse(body []byte, root element) error {
 	d := xml.NewDecoder(bytes.NewReader(body))
-	first, err := d.Token()
-	if _, ok := first.(xml.ProcInst); ok && bytes.HasPrefix(body, []byte("<?xml ")) {
-		first, err = next(d)
+	first, _ := d.Token() // nil with an error, which remains
+	if bytes.HasPrefix(body, []byte("<?xml ")) {
+		first, _ = next(d)
 	}
-	if err != nil {
-		return err
-	}
-	start, ok := first.(xml.StartElement)
-	if !ok || len(start.Attr) != 1 || start.Attr[0].Name != (xml.Name{Local: "xmlns"}) ||
-		start.Attr[0].Value != namespace {
-		return fmt.Errorf("the document does not begin with %s of the namespace", root.name)
+	start, _ := first.(xml.StartElement)
+	if len(start.Attr) != 1 || start.Attr[0].Name != (xml.Name{Local: "xmlns"}) {
+		return fmt.Errorf("the document does not begin with %s and its namespace", root.name)
 	}
 	start.Attr = nil
 	if err := root.read(d, start); err != nil {
 		return err
 	}
-	switch _, err := next(d); {
-	case errors.Is(err, io.EOF):
-		return nil
-	case err != nil:
-		return err
+	if _, err := next(d); !errors.Is(err, io.EOF) {
+		return errors.New("trailing data after the document")
 	}
-	return errMore
+	return nil
 }
 
 // next returns the next token that is not white space.
@@ -158,9 +149,6 @@ func (e element) read(d *xml.Decoder, start xml.StartElement) error {
 	left := slices.Clone(e.children)
 	for {
 		t, err := next(d)
-		if err != nil {
-			return err
-		}
 		switch t := t.(type) {
 		case xml.StartElement:
 			i := slices.IndexFunc(left, func(c element) bool { return c.name == t.Name.Local })
@@ -177,24 +165,19 @@ func (e element) read(d *xml.Decoder, start xml.StartElement) error {
 			}
 			return nil
 		default:
-			return fmt.Errorf("%T in %s", t, e.name)
+			return errors.Join(fmt.Errorf("%T in %s", t, e.name), err)
 		}
 	}
 }
 
 func (e element) readText(d *xml.Decoder) error {
-	t, err := d.Token()
-	if err != nil {
-		return err
-	}
+	t, _ := d.Token() // nil with an error
 	if text, ok := t.(xml.CharData); ok {
 		*e.text = string(text)
-		if t, err = d.Token(); err != nil {
-			return err
-		}
+		t, _ = d.Token()
 	}
 	if _, ok := t.(xml.EndElement); !ok {
-		return fmt.Errorf("%s contains more than text", e.name)
+		return fmt.Errorf("%s is not text and its end", e.name)
 	}
 	return nil
 }
@@ -205,8 +188,7 @@ type session struct {
 }
 
 var (
-	accountID = regexp.MustCompile(`^[0-9]{12}$`)
-	assumed   = regexp.MustCompile(
+	assumed = regexp.MustCompile(
 		`^arn:([a-z-]{3,16}):sts::([0-9]{12}):assumed-role/([\w+=,.@-]{1,64})/([\w+=,.@-]{2,64})$`)
 	userID     = regexp.MustCompile(`^(AROA[A-Z0-9]{12,124}):([\w+=,.@-]{2,64})$`)
 	instanceID = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)
@@ -219,7 +201,7 @@ func (id identity) session(region string) (session, error) {
 	arn, user := assumed.FindStringSubmatch(id.Arn), userID.FindStringSubmatch(id.UserID)
 	p, _ := request.PartitionOf(region)
 	switch {
-	case !accountID.MatchString(id.Account) || arn == nil || user == nil:
+	case arn == nil || user == nil:
 		return session{}, reason.Deny(reason.DocumentInvalid,
 			"aws-sts: the signer is not a role's session: %.256q, user id %.128q", id.Arn, id.UserID)
 	case arn[1] != p.Name:
@@ -240,8 +222,8 @@ type Instance struct {
 // ParseProviderID reads "aws:///<zone>/<instance id>".
 func ParseProviderID(s string) (Instance, bool) {
 	rest, ok := strings.CutPrefix(s, "aws:///")
-	zone, id, both := strings.Cut(rest, "/")
-	if !ok || !both || len(zone) > 64 || !zoneName.MatchString(zone) || !instanceID.MatchString(id) {
+	zone, id, _ := strings.Cut(rest, "/")
+	if !ok || len(zone) > 64 || !zoneName.MatchString(zone) || !instanceID.MatchString(id) {
 		return Instance{}, false
 	}
 	return Instance{Zone: zone, ID: id}, true

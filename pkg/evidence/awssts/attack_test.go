@@ -143,6 +143,10 @@ func TestAttack_T06_OnlyACompleteAnswerOfSTSIsAccepted(t *testing.T) {
 		"another type":                      {200, "text/plain", good, nil},
 		"no type":                           {200, "", good, nil},
 		"a type with more":                  {200, "text/xml; x=y", good, nil},
+		"a type with half a parameter":      {200, "text/xml; charset", good, nil},
+		"another instruction":               {200, "text/xml", "<?other x?>" + good, nil},
+		"another attribute of the root":     {200, "text/xml", strings.Replace(good, " xmlns=", ` a="b" xmlns=`, 1), nil},
+		"an attribute after the namespace":  {200, "text/xml", strings.Replace(good, `/">`, `/" a="b">`, 1), nil},
 		"leading junk":                      {200, "text/xml", "x" + good, nil},
 		"a leading comment":                 {200, "text/xml", "<!-- -->" + good, nil},
 		"a document type":                   {200, "text/xml", "<!DOCTYPE x>" + good, nil},
@@ -154,8 +158,8 @@ func TestAttack_T06_OnlyACompleteAnswerOfSTSIsAccepted(t *testing.T) {
 		"without the namespace": {200, "text/xml",
 			strings.Replace(good, ` xmlns="https://sts.amazonaws.com/doc/2011-06-15/"`, "", 1), nil},
 		"another namespace": {200, "text/xml", strings.Replace(good, "2011-06-15", "2011-06-16", 1), nil},
-		"a prefix": {200, "text/xml", strings.NewReplacer("<", "<a:", "<a:/", "</a:", "xmlns=",
-			"xmlns:a=").Replace(strings.ReplaceAll(good, "</", "<a:/")), nil},
+		"a prefix": {200, "text/xml",
+			strings.NewReplacer("</", "</a:", "<", "<a:", "xmlns=", "xmlns:a=").Replace(good), nil},
 		"another root": {200, "text/xml", strings.ReplaceAll(good, "GetCallerIdentityResponse", "AssumeRoleResponse"), nil},
 		"two ARNs":     {200, "text/xml", strings.Replace(good, "<Arn>", "<Arn>x</Arn><Arn>", 1), nil},
 		"two results":  {200, "text/xml", double(good, "GetCallerIdentityResult"), nil},
@@ -241,17 +245,22 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 		"a number":            strings.Replace(good, `"eu-central-1"`, `1`, 1),
 		"another order": strings.Replace(strings.Replace(good, `"region":"eu-central-1",`, ``, 1),
 			`}`, `,"region":"eu-central-1"}`, 1),
-		"an upper-case signature":   strings.Replace(good, good[len(good)-66:], strings.ToUpper(good[len(good)-66:]), 1),
-		"a signature too short":     good[:len(good)-3] + `"}`,
-		"a date of another day":     strings.Replace(good, `"20261121T`, `"20261122T`, 1),
-		"a date in another form":    strings.Replace(good, `20261121T100000Z`, `2026-11-21T10:00:00Z`, 1),
-		"an invalid date":           strings.Replace(good, `20261121T100000Z`, `20261121T106000Z`, 1),
-		"two spaces":                strings.Replace(good, `SHA256 `, `SHA256  `, 1),
-		"no space after a comma":    strings.Replace(good, `, Sig`, `,Sig`, 1),
-		"another algorithm":         strings.Replace(good, `AWS4-HMAC-SHA256`, `AWS4-ECDSA-P256-SHA256`, 1),
-		"a scope of another ending": strings.Replace(good, `aws4_request`, `aws4_requesT`, 1),
-		"a token with a line break": strings.Replace(good, `"securityToken":"`, `"securityToken":"\n`, 1),
-		"a token with a header":     strings.Replace(good, `"securityToken":"`, `"securityToken":"x\r\nHost: evil`, 1),
+		"an upper-case signature":    strings.Replace(good, good[len(good)-66:], strings.ToUpper(good[len(good)-66:]), 1),
+		"a signature too short":      good[:len(good)-3] + `"}`,
+		"a date of another day":      strings.Replace(good, `"20261121T`, `"20261122T`, 1),
+		"a date in another form":     strings.Replace(good, `20261121T100000Z`, `2026-11-21T10:00:00Z`, 1),
+		"a date with a fraction":     strings.Replace(good, `20261121T100000Z`, `20261121T100000.0Z`, 1),
+		"a scope of another day":     strings.Replace(good, `/20261121/`, `/20261120/`, 1),
+		"a scope of another region":  strings.Replace(good, `/eu-central-1/`, `/us-east-1/`, 1),
+		"a scope of another service": strings.Replace(good, `/sts/`, `/iam/`, 1),
+		"a signed header less":       strings.Replace(good, `;host;`, `;`, 1),
+		"an invalid date":            strings.Replace(good, `20261121T100000Z`, `20261121T106000Z`, 1),
+		"two spaces":                 strings.Replace(good, `SHA256 `, `SHA256  `, 1),
+		"no space after a comma":     strings.Replace(good, `, Sig`, `,Sig`, 1),
+		"another algorithm":          strings.Replace(good, `AWS4-HMAC-SHA256`, `AWS4-ECDSA-P256-SHA256`, 1),
+		"a scope of another ending":  strings.Replace(good, `aws4_request`, `aws4_requesT`, 1),
+		"a token with a line break":  strings.Replace(good, `"securityToken":"`, `"securityToken":"\n`, 1),
+		"a token with a header":      strings.Replace(good, `"securityToken":"`, `"securityToken":"x\r\nHost: evil`, 1),
 		"no token": good[:strings.Index(good, `"securityToken":"`)+17] + good[strings.Index(good,
 			`","authorization`):],
 	} {
@@ -347,6 +356,25 @@ func TestAttack_T16_SizesAreBounded(t *testing.T) {
 	}
 	if w.sts.calls != calls {
 		t.Error("STS was asked")
+	}
+	for n, ok := range map[int]bool{8 << 10: true, 8<<10 + 1: false} {
+		if _, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: token(n)}, w.binding, now); (err == nil) != ok {
+			t.Errorf("a token of %d bytes: %v", n, err)
+		}
+	}
+	for n, ok := range map[int]bool{12 << 10: true, 12<<10 + 1: false} {
+		_, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: make([]byte, n)}, w.binding, now)
+		if refused(t, err, reason.DocumentInvalid); strings.Contains(err.Error(), "the limit is 12288") == ok {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+	answer := string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+w.instance.ID,
+		w.instance.RoleID+":"+w.instance.ID, w.instance.Account))
+	for n, ok := range map[int]bool{16 << 10: true, 16<<10 + 1: false} {
+		w.verifier.Caller = canned{200, "text/xml", answer + strings.Repeat(" ", n-len(answer)), nil}
+		if _, err := w.present(good); (err == nil) != ok {
+			t.Errorf("an answer of %d bytes: %v", n, err)
+		}
 	}
 	w.verifier.Caller = canned{200, "text/xml", strings.Repeat("<a>", awssts.MaxAnswer/3), nil}
 	_, err := w.present(good)

@@ -100,8 +100,8 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 	case v.Caller == nil || len(v.Roles) == 0:
 		return nil, reason.Deny(reason.DocumentUntrusted, "aws-sts: no role is configured (aws.roles)")
 	}
-	at, err := time.Parse(request.TimeFormat, doc.AmzDate)
-	if err != nil || at.Format(request.TimeFormat) != doc.AmzDate {
+	at, _ := time.Parse(request.TimeFormat, doc.AmzDate)
+	if at.Format(request.TimeFormat) != doc.AmzDate {
 		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: amzDate %.32q is not of the form %s", doc.AmzDate,
 			request.TimeFormat)
 	}

@@ -156,6 +156,8 @@ func TestConfirm_DeniesTheDocumentOfAnotherMachine(t *testing.T) {
 		"another region":             "aws:///eu-west-1a/" + w.instance.ID,
 		"a region whose name begins": "aws:///eu-central-12a/" + w.instance.ID,
 		"no zone":                    "aws:////" + w.instance.ID,
+		"only the end of a zone":     "aws:///a/" + w.instance.ID,
+		"no scheme":                  "eu-central-1a/" + w.instance.ID,
 		"another cloud":              "gce://p/z/" + w.instance.ID,
 		"nothing":                    "",
 		"a path too many":            w.instance.ProviderID() + "/",
@@ -190,6 +192,10 @@ func TestConfirm_AcceptsOnlyConfiguredSigners(t *testing.T) {
 		{"a session whose name holds the id", w.cloud.Session(account, role, roleID, id+"-x", ""), reason.DocumentInvalid},
 		{"an IAM user", w.cloud.Session(account, role, "AIDAEXAMPLEEXAMPLEXX", id, "arn:aws:iam::123456789012:user/"+id),
 			reason.DocumentInvalid},
+		{"a user with the ARN of a role", w.cloud.Session(account, role, "AIDAEXAMPLEEXAMPLEXX", id, ""),
+			reason.DocumentInvalid},
+		{"a role's id with the ARN of a user", w.cloud.Session(account, role, roleID, id,
+			"arn:aws:iam::123456789012:user/"+id), reason.DocumentInvalid},
 		{"a federated user", w.cloud.Session(account, role, account, id, "arn:aws:sts::123456789012:federated-user/"+id),
 			reason.DocumentInvalid},
 		{"an ARN of another session", w.cloud.Session(account, role, roleID, id,
@@ -234,7 +240,8 @@ func TestMissingConfigurationDenies(t *testing.T) {
 func TestVerify_AcceptsAClockThatDiffersByMinutes(t *testing.T) {
 	w := newSetup(t)
 	c, _ := w.cloud.Credentials(w.instance.ID)
-	for off, good := range map[time.Duration]bool{0: true, 14 * time.Minute: true, -14 * time.Minute: true,
+	for off, good := range map[time.Duration]bool{0: true, 15 * time.Minute: true, -15 * time.Minute: true,
+		15*time.Minute + time.Second: false, -15*time.Minute - time.Second: false,
 		16 * time.Minute: false, -16 * time.Minute: false, 30 * 365 * 24 * time.Hour: false} {
 		raw, err := attester.Document(t.Context(), credentials(c), "eu-central-1", w.binding.Transcript, now.Add(off))
 		if err != nil {
@@ -286,11 +293,19 @@ func TestSTSFailuresAreTemporary(t *testing.T) {
 		"no answer": {canned{err: errors.New("connection refused")}, reason.ProviderUnavailable},
 		"no budget": {canned{err: reason.Deny(reason.ProviderUnavailable, "budget")},
 			reason.ProviderUnavailable},
-		"500":                    {canned{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
-		"503":                    {canned{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
-		"429":                    {canned{429, xml, "", nil}, reason.ProviderUnavailable},
-		"too many, which is 400": {canned{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
-		"a proxy's 403":          {canned{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
+		"a denial of the caller": {canned{err: reason.Deny(reason.InstanceNotFound, "none")},
+			reason.InstanceNotFound},
+		"a wrong signature and more": {canned{403, xml, failure("SignatureDoesNotMatch") + "x", nil},
+			reason.ProviderUnavailable},
+		"a wrong signature with status 399": {canned{399, xml, failure("SignatureDoesNotMatch"), nil},
+			reason.ProviderUnavailable},
+		"expired with status 399": {canned{399, xml, failure("ExpiredToken"), nil}, reason.ProviderUnavailable},
+		"expired with status 500": {canned{500, xml, failure("ExpiredToken"), nil}, reason.ProviderUnavailable},
+		"500":                     {canned{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
+		"503":                     {canned{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
+		"429":                     {canned{429, xml, "", nil}, reason.ProviderUnavailable},
+		"too many, which is 400":  {canned{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
+		"a proxy's 403":           {canned{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
 		"a proxy's 403 with content type XML": {canned{403, xml, "<html>SignatureDoesNotMatch</html>", nil},
 			reason.ProviderUnavailable},
 		"an endpoint policy": {canned{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
@@ -313,4 +328,23 @@ func TestSTSFailuresAreTemporary(t *testing.T) {
 			refused(t, err, c.want)
 		})
 	}
+}
+
+func TestParseProviderID(t *testing.T) {
+	const id = "/i-078517ca8a70a1dde"
+	for zone, ok := range map[string]bool{"eu-central-1a": true, strings.Repeat("a", 64): true,
+		strings.Repeat("a", 65): false, "eu--central-1a": false, "-a": false, "": false} {
+		if got, good := awssts.ParseProviderID("aws:///" + zone + id); good != ok || ok && got.Zone != zone {
+			t.Errorf("%q: %v, %v", zone, got, good)
+		}
+	}
+}
+
+// A region can be configured that no partition has.
+func TestVerify_RegionOfNoPartition(t *testing.T) {
+	w := newSetup(t)
+	const region = "xx-nowhere-1"
+	w.verifier.Regions = []string{region}
+	_, err := w.present(w.forge("POST", "https://sts."+region+".amazonaws.com/", request.Body, region, "sts", nil))
+	refused(t, err, reason.AccountNotAllowed)
 }

@@ -247,5 +247,5 @@ func (s *StaticKeys) Key(_ context.Context, kid string) (crypto.PublicKey, error
 }
 
 func lineOf(raw []byte, offset int64) int {
-	return 1 + bytes.Count(raw[:min(max(offset, 0), int64(len(raw)))], []byte("\n"))
+	return 1 + bytes.Count(raw[:min(offset, int64(len(raw)))], []byte("\n"))
 }

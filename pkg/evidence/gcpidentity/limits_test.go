@@ -5,6 +5,7 @@ package gcpidentity_test
 import (
 	"crypto"
 	"crypto/rsa"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"math/big"
@@ -51,6 +52,9 @@ func TestVerify_FormsOfClaims(t *testing.T) {
 		"a claim without a name":     {set("", 1), ""},
 		"an e-mail that is a number": {set("email", 1), "email: not a string"},
 		"verified, as a text":        {set("email_verified", "true"), "email_verified: not true or false"},
+		"confidential, as a text": {func(_, e map[string]any) { e["instance_confidentiality"] = "1" },
+			"claims: instance_confidentiality:"},
+		"a google of no object":      {set("google", 1), "claims: google: not a JSON object"},
 		"two faults":                 {set("iss", 1, "aud", 2), "claims: iss: not a string"},
 		"no instance":                {func(c, _ map[string]any) { delete(c, "google") }, "no google.compute_engine"},
 		"the largest name":           {set("instance_name", strings.Repeat("z", 63)), ""},
@@ -72,11 +76,9 @@ func TestVerify_FormsOfClaims(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			claims := w.claims()
-			c.alter(claims, engine(claims))
-			if google, ok := claims["google"]; ok {
-				e := google.(map[string]any)["compute_engine"].(map[string]any)
-				w.verifier.Projects = []string{e["project_id"].(string)}
-			}
+			e := engine(claims)
+			c.alter(claims, e)
+			w.verifier.Projects = []string{e["project_id"].(string)}
 			_, err := w.verify(t.Context(), w.with(t, claims))
 			switch d := reason.From(err); {
 			case c.want == "" && err != nil:
@@ -112,7 +114,9 @@ func TestVerify_SummaryOfOptionalClaims(t *testing.T) {
 		alter         func(map[string]any)
 		account, conf string
 	}{
-		"all":                            {func(c map[string]any) { c["email"], engine(c)["instance_confidentiality"] = "a@b", 1 }, "a@b", "true"},
+		"all": {func(c map[string]any) {
+			c["email"], engine(c)["instance_confidentiality"] = "a@b", 1
+		}, "a@b", "true"},
 		"an e-mail that is not verified": {func(c map[string]any) { c["email_verified"] = false }, "", ""},
 		"no e-mail":                      {func(c map[string]any) { delete(c, "email") }, "", ""},
 		"no confidentiality": {func(c map[string]any) {
@@ -137,12 +141,23 @@ func TestVerify_SizesOfATokenAndItsKey(t *testing.T) {
 	claims := text(t, w.claims())
 	headerOf := func(kid string) string { return `{"alg":"RS256","kid":"` + kid + `"}` }
 	var sized [2][]byte // of MaxSize bytes, and of one byte more
-	for n := range 2 * gcpidentity.MaxSize {
+	for n := range 8192 {
 		head := `{"x5t":"` + strings.Repeat("A", n%3) + `",` + w.header()[1:]
 		token := sign(t, nil, head, `{"x":"`+strings.Repeat("a", n/3)+`",`+claims[1:])
-		if over := len(token) + 342 - gcpidentity.MaxSize; over >= 0 && over < 2 && sized[over] == nil {
+		if over := len(token) + 342 - 4096; over >= 0 && over < 2 && sized[over] == nil {
 			sized[over] = sign(t, key, head, `{"x":"`+strings.Repeat("a", n/3)+`",`+claims[1:])
 		}
+	}
+	// What the strict decoder rejects is rejected, even if Google signed it, and even without effect on the claims.
+	b64 := base64.RawURLEncoding.EncodeToString
+	padded := b64([]byte(w.header())) + "." + b64([]byte(claims+strings.Repeat(" ", 3-len(claims)%3))) + "="
+	digest := sha256.Sum256([]byte(padded))
+	signature, err := rsa.SignPKCS1v15(nil, key, crypto.SHA256, digest[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.verify(t.Context(), []byte("a.b")); err == nil || !strings.Contains(err.Error(), "2 parts, want 3") {
+		t.Error(err)
 	}
 	real := w.verifier.Keys
 	ofBits := func(bits int) keysFunc {
@@ -157,10 +172,12 @@ func TestVerify_SizesOfATokenAndItsKey(t *testing.T) {
 		want  reason.Code
 	}{
 		"4096 bytes":          {real, sized[0], 0},
+		"padding":             {real, []byte(padded + "." + b64(signature)), reason.DocumentInvalid},
 		"4097 bytes":          {real, sized[1], reason.DocumentInvalid},
 		"a kid of 128 bytes":  {anyKid, sign(t, key, headerOf(strings.Repeat("~", 128)), claims), 0},
 		"a kid of 129 bytes":  {anyKid, sign(t, key, headerOf(strings.Repeat("~", 129)), claims), reason.DocumentInvalid},
 		"a kid of one byte":   {anyKid, sign(t, key, headerOf("!"), claims), 0},
+		"a space and a kid":   {anyKid, sign(t, key, headerOf(" a"), claims), reason.DocumentInvalid},
 		"a kid with a space":  {anyKid, sign(t, key, headerOf("a b"), claims), reason.DocumentInvalid},
 		"a kid with DEL":      {anyKid, sign(t, key, headerOf("a\u007f"), claims), reason.DocumentInvalid},
 		"typ null":            {anyKid, sign(t, key, `{"alg":"RS256","kid":"a","typ":null}`, claims), reason.DocumentInvalid},
@@ -199,6 +216,7 @@ func TestParseKeySet_Limits(t *testing.T) {
 		"4097 bits":                   {rsaKey(4097, 1), false},
 		"an even modulus":             {rsaKey(2048, 0), false},
 		"a modulus with a wrong end":  {strings.Replace(jwk("a", ""), modulus(2048), modulus(2064)+"!", 1), false},
+		"a use that is a number":      {strings.Replace(jwk("a", ""), `"sig"`, "5", 1), false},
 		"no use":                      {strings.Replace(jwk("a", ""), `"use":"sig",`, "", 1), true},
 		"no alg":                      {strings.Replace(jwk("a", ""), `"alg":"RS256",`, "", 1), true},
 		"32 keys":                     {strings.Join(keys, ","), true},
@@ -210,6 +228,12 @@ func TestParseKeySet_Limits(t *testing.T) {
 		set, err := gcpidentity.ParseKeySet([]byte(`{"keys":[` + c.keys + `]}`))
 		if (err == nil) != c.good {
 			t.Errorf("%s: %d keys, %v", name, len(set), err)
+		}
+	}
+	for raw, want := range map[string]string{`{"keys":1}`: "not an array", `{"keys":{}}`: "not an array",
+		strings.Repeat(" ", 65537): "65537 bytes, want at most 65536"} {
+		if _, err := gcpidentity.ParseKeySet([]byte(raw)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 	thousand := strings.Repeat("é", 1000)

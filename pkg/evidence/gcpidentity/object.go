@@ -26,16 +26,13 @@ type member struct {
 
 // readObject returns the members of an object without trailing bytes.
 func readObject(text []byte) *object {
-	v, ok := jsonspan.Parse(text)
-	if !ok {
-		return &object{err: errors.New("not JSON")}
-	}
+	v, _ := jsonspan.Parse(text)
 	return membersOf(v)
 }
 
 func membersOf(v jsonspan.Value) *object {
 	if !v.Is('{') {
-		return &object{err: errors.New("not an object")}
+		return &object{err: errors.New("not a JSON object")}
 	}
 	o := &object{members: make([]member, 0, 16)}
 	for n, value := range v.Members() {
