@@ -176,21 +176,28 @@ func TestOperatingNamesEveryLabel(t *testing.T) {
 		"verifier/internal/kube/controllers/csr/metrics.go"} {
 		ast.Inspect(parse(t, path), func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
-			if !ok || len(call.Args) != 2 {
+			if !ok || len(call.Args) < 2 {
 				return true
 			}
+			metric, names := "", []ast.Expr{}
 			opts, isOpts := call.Args[0].(*ast.CompositeLit)
-			names, isNames := call.Args[1].(*ast.CompositeLit)
-			if !isOpts || !isNames {
-				return true
-			}
-			metric, labels := "", []string{}
-			for _, e := range opts.Elts {
-				if kv, ok := e.(*ast.KeyValueExpr); ok && fmt.Sprint(kv.Key) == "Name" {
-					metric = unquoted(t, kv.Value)
+			list, isList := call.Args[1].(*ast.CompositeLit)
+			switch made := fmt.Sprint(call.Fun); {
+			case made == "counter", made == "gauge": // name, help, labels
+				metric, names = unquoted(t, call.Args[0]), call.Args[2:]
+			case isOpts && isList:
+				names = list.Elts
+				for _, e := range opts.Elts {
+					if kv, ok := e.(*ast.KeyValueExpr); ok && fmt.Sprint(kv.Key) == "Name" {
+						metric = unquoted(t, kv.Value)
+					}
 				}
 			}
-			for _, e := range names.Elts {
+			if len(names) == 0 {
+				return true
+			}
+			labels := []string{}
+			for _, e := range names {
 				labels = append(labels, "`"+unquoted(t, e)+"`")
 			}
 			found++
