@@ -11,9 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -120,13 +122,18 @@ func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehears
 	for _, text := range r.Warnings {
 		in.Warnings = append(in.Warnings, audit.Clean(text))
 	}
-	if v := r.Verdict; v != nil && v.Machine != nil {
-		in.Identity, in.Endorsement, in.TPM, in.Replayable = v.Identity, v.Endorsement, v.TPM, v.Replayable
-		in.Unnamed = false
-	}
 	// If the client disconnects, its result must still be recorded.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
+	if v := r.Verdict; v != nil && v.Machine != nil {
+		if err := w.service.afterwards(ctx, v, r.Pool); err != nil && reason.From(err).Code == reason.StoreUnavailable {
+			return end, err
+		} else if err != nil {
+			in.Denial = reason.From(err)
+		}
+		in.Identity, in.Endorsement, in.TPM, in.Replayable = v.Identity, v.Endorsement, v.TPM, v.Replayable
+		in.Unnamed = false
+	}
 	now := w.service.Now()
 	err = w.service.Records.Update(ctx, r.Machine.UID,
 		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
@@ -141,4 +148,30 @@ func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehears
 			return next, nil
 		})
 	return end, err
+}
+
+// afterwards returns what would stop a machine whose evidence was accepted, or nil: another Machine has a component of
+// its identity, or it would wait for its node's certificate. It does not name the other Machine.
+func (s *Service) afterwards(ctx context.Context, v *appraisal.Verdict, pool string) error {
+	m := v.Machine
+	for _, component := range components(v.Identity) {
+		switch uid, err := s.Records.Holder(ctx, component); {
+		case err != nil:
+			return err
+		case uid != "" && uid != m.UID && (m.Mirror == nil || uid != m.Mirror.UID) && s.View().Alive(uid):
+			return reason.Deny(reason.IdentityConflict, "another Machine has the identity component %s", component)
+		}
+	}
+	if s.NodeNames == nil || s.NodeCertificate != mcsattestv1.NodeCertificate_NODE_CERTIFICATE_REQUIRED {
+		return nil
+	}
+	p, err := s.View().Policies.For(pool)
+	if err != nil || p.Mode != v1alpha1.ModeEnforce {
+		return err
+	}
+	names, err := s.NodeNames(ctx, m.UID)
+	if err == nil && len(names) == 0 {
+		err = reason.Deny(reason.NodeNameUnknown, "the Machine has no InternalDNS address")
+	}
+	return err
 }
