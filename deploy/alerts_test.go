@@ -146,7 +146,7 @@ func TestRulesAndDashboard_UseExistingMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := regexp.MustCompile(`Name:\s+"(mcs_attest_\w+)"`).FindAllStringSubmatch(string(source), -1)
+		found := regexp.MustCompile(`(?:Name:\s+|counter\(|gauge\()"(mcs_attest_\w+)"`).FindAllStringSubmatch(string(source), -1)
 		if len(found) == 0 {
 			t.Fatalf("%s has no metric", path)
 		}
