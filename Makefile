@@ -63,8 +63,8 @@ SEEDS ?= 10000
 .PHONY: simulation
 simulation: ## SEEDS runs of the simulation, and the bugs that it must find
 	@go test -vet=off -c -o bin/simulation.test ./verifier/internal/simulation
-	@seq 1 250 $(SEEDS) | xargs -P "$$(nproc)" -I{} env GOMAXPROCS=1 bin/simulation.test -test.timeout=0 \
-		'-test.run=^TestSimulation$$' -simulation.first={} -simulation.seeds=250
+	@cd verifier/internal/simulation && seq 1 250 $(SEEDS) | xargs -P "$$(nproc)" -I{} ../../../bin/simulation.test \
+		-test.timeout=0 '-test.run=^TestSimulation$$' -simulation.exact -simulation.first={} -simulation.seeds=250
 	@go test -vet=off -count=1 -timeout=0 -run '^TestPlantedBugs$$' ./verifier/internal/simulation \
 		-simulation.planted=500
 

@@ -13,8 +13,9 @@
 //
 // A seed repeats its schedule of failures, restarts, attackers and administrators. The runtime's own choices remain:
 // the order of a map, the case that a select takes, and the order of goroutines that wake at one instant. That order
-// also decides which of them gets which jitter. So a second run of a failing seed may pass. Run it again with
-// GOMAXPROCS=1, -simulation.first=SEED -simulation.seeds=1 -simulation.trace.
+// also decides which of them gets which jitter. With -simulation.exact, the seed decides them as well: each seed has a
+// process of its own, and a second run of it is the same ([TestReplay]). "make simulation" uses that. To see what a
+// seed did, add -simulation.first=SEED -simulation.seeds=1 -simulation.trace.
 //
 // [backend.Parts.Transport]: github.com/mcs-attest/mcs-attest/verifier/internal/backend.Parts.Transport
 package simulation

@@ -81,8 +81,7 @@ func TestPlantedBugs(t *testing.T) {
 func find(t *testing.T, violation *regexp.Regexp, file, content string) {
 	t.Helper()
 	dir := t.TempDir()
-	changed, overlay, binary := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"),
-		filepath.Join(dir, "simulation.test")
+	changed, overlay := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json")
 	list, err := json.Marshal(map[string]any{"Replace": map[string]string{file: changed}})
 	if err != nil {
 		t.Fatal(err)
@@ -90,11 +89,7 @@ func find(t *testing.T, violation *regexp.Regexp, file, content string) {
 	if err := errors.Join(os.WriteFile(changed, []byte(content), 0o600), os.WriteFile(overlay, list, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("go", "test", "-vet=off", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	out, _ = exec.Command(binary, "-test.run=^TestSimulation$", "-test.timeout=0",
+	out, _ := exec.Command(build(t, "-overlay", overlay), "-test.run=^TestSimulation$", "-test.timeout=0",
 		"-simulation.enough="+strconv.Itoa(finds), "-simulation.first="+strconv.FormatUint(*first, 10),
 		"-simulation.seeds="+strconv.FormatUint(*findPlanted, 10)).CombinedOutput()
 	found, ran := 0, *findPlanted
@@ -111,4 +106,15 @@ func find(t *testing.T, violation *regexp.Regexp, file, content string) {
 		t.Fatalf("not found in %d seeds\n%.2000s", ran, out)
 	}
 	t.Logf("found %d times in %d seeds", found, ran)
+}
+
+// build builds the test program without the race detector.
+func build(t *testing.T, flags ...string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "simulation.test")
+	args := append([]string{"test", "-vet=off", "-c", "-o", program}, flags...)
+	if out, err := exec.Command("go", append(args, ".")...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
 }

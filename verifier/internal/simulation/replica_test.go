@@ -29,7 +29,6 @@ import (
 const (
 	origin  = "https://mcs.test:22623"
 	mcsHost = "mcs.internal:22623"
-	apiHost = "http://api.test"
 )
 
 // epoch is when the time of a bubble begins.
@@ -38,7 +37,6 @@ var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 // fixtures are what all runs share. They are made outside of any bubble.
 type fixtures struct {
 	ca, serving pki.Pair
-	kubeconfig  string
 	connections []connectionStates
 	null        *os.File
 }
@@ -46,8 +44,8 @@ type fixtures struct {
 // connectionStates are the two ends of one TLS connection.
 type connectionStates struct{ client, server tls.ConnectionState }
 
-func newFixtures(dir string) (*fixtures, error) {
-	f := &fixtures{kubeconfig: dir + "/kubeconfig"}
+func newFixtures() (*fixtures, error) {
+	f := &fixtures{}
 	var err error
 	if f.ca, err = pki.NewCA("root-ca", epoch); err != nil {
 		return nil, err
@@ -56,11 +54,6 @@ func newFixtures(dir string) (*fixtures, error) {
 		return nil, err
 	}
 	if f.null, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
-		return nil, err
-	}
-	text := "apiVersion: v1\nkind: Config\ncurrent-context: sim\ncontexts: [{name: sim, context: {cluster: sim}}]\n" +
-		"clusters: [{name: sim, cluster: {server: '" + apiHost + "'}}]\n"
-	if err := os.WriteFile(f.kubeconfig, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
 	cert, err := pki.ParseServing([][]byte{f.serving.Certificate, f.serving.Key.Expose()})
@@ -124,8 +117,8 @@ func (p *process) stop() {
 // parts returns what a process is made of, with a network of its own and a clock that is off by skew.
 func (w *world) parts(name string, skew time.Duration, more string) (*process, *backend.Parts, error) {
 	text := fmt.Sprintf("origins: [%q]\nupstream: https://%s\nkubernetes:\n  kubeconfig: %s\n"+
-		"  machineNamespaces: [%s]\n  userDataSecrets: []\n%s", origin, mcsHost, w.fixtures.kubeconfig, machines, more)
-	c, err := config.Parse(name, []byte(text), os.TempDir())
+		"  machineNamespaces: [%s]\n  userDataSecrets: []\n%s", origin, mcsHost, "testdata/kubeconfig", machines, more)
+	c, err := config.Parse(name, []byte(text), ".")
 	if err != nil {
 		return nil, nil, err
 	}
