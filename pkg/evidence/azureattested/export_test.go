@@ -3,6 +3,7 @@
 package azureattested
 
 import (
+	"context"
 	"crypto/x509"
 	"time"
 
@@ -39,4 +40,22 @@ func (v *Verifier) Usable(raw []byte, sent [][]byte,
 	}
 	roots, intermediates := v.Roots()
 	return signers, authorities, admitted(authorities, roots, intermediates, now), nil
+}
+
+// ParseGUID calls parseGUID.
+func ParseGUID(s string) (string, bool) { return parseGUID(s) }
+
+// ParseResourceID calls parseResourceID.
+func ParseResourceID(s string) error {
+	_, err := parseResourceID(s)
+	return err
+}
+
+// ReadObject calls readObject without wanted fields.
+func ReadObject(raw string) error { return readObject([]byte(raw), nil) }
+
+// Verify calls verify.
+func (i *Identity) Verify(ctx context.Context, raw []byte, now time.Time) error {
+	_, err := i.verify(ctx, raw, now)
+	return err
 }

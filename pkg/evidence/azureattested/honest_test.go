@@ -200,7 +200,7 @@ func TestContentRules(t *testing.T) {
 		}
 	}
 	stamp := func(at time.Time) string { return at.UTC().Format("01/02/06 15:04:05") + " -0000" }
-	now := time.Now()
+	now := time.Now().Truncate(time.Second)
 	times := func(created, expires time.Time) func(string) string {
 		return func(s string) string {
 			begin, end := strings.Index(s, `"timeStamp"`), strings.Index(s, `,"vmId"`)
@@ -241,10 +241,11 @@ func TestContentRules(t *testing.T) {
 			`"nonce":"x","AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA":1`), reason.DocumentNotFresh},
 		"no times":                       {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
 		"a time in another form":         {replace(" -0000", "Z"), reason.DocumentInvalid},
-		"created slightly in the future": {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
-		"created in the future":          {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.Internal},
-		"expired a little by our clock":  {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
-		"expired":                        {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.Internal},
+		"created slightly in the future": {times(now.Add(5*time.Minute), now.Add(time.Hour)), 0},
+		"created in the future":          {times(now.Add(301*time.Second), now.Add(time.Hour)), reason.Internal},
+		"expired a little by our clock":  {times(now.Add(-time.Hour), now.Add(-299*time.Second)), 0},
+		"expired":                        {times(now.Add(-time.Hour), now.Add(-5*time.Minute)), reason.Internal},
+		"expires when it was created":    {times(now, now), reason.DocumentInvalid},
 		"expires before it was created":  {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
 		"no nonce": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":""`),
 			reason.DocumentNotFresh},
