@@ -191,7 +191,8 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 			reason.DocumentUntrusted},
 		"without a usage of its key": {func(c *x509.Certificate) { c.KeyUsage = 0 }, 0},
 		"that is a CA's":             {func(c *x509.Certificate) { c.IsCA = true }, reason.DocumentUntrusted},
-		"that ended":                 {func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, reason.DocumentUntrusted},
+		"that ended": {func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) },
+			reason.DocumentUntrusted},
 		"that has not begun": {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) },
 			reason.DocumentUntrusted},
 		"with an unknown critical extension": {func(c *x509.Certificate) {

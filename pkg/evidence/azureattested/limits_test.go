@@ -194,7 +194,7 @@ func TestIdentity_Limits(t *testing.T) {
 
 func TestVerify_SizesOfADocument(t *testing.T) {
 	newSetup(t).passes()
-	junk := []byte{0x30, 0}
+	of := func(n int) [][]byte { return slices.Repeat([][]byte{{0x30, 0}}, n) }
 	padded := func(size int) func(string) string {
 		return func(s string) string { return strings.Replace(s, "aro_420", strings.Repeat("a", 7+size-len(s)), 1) }
 	}
@@ -225,8 +225,8 @@ func TestVerify_SizesOfADocument(t *testing.T) {
 	}{
 		"32 KiB":                  {func(w *setup) { w.document.Raw = make([]byte, 32768) }, "the attested document"},
 		"more than 32 KiB":        {func(w *setup) { w.document.Raw = make([]byte, 32769) }, "at most 32768"},
-		"8 certificates":          {func(w *setup) { w.document.Certificates = slices.Repeat([][]byte{junk}, 8) }, ""},
-		"9 certificates":          {func(w *setup) { w.document.Certificates = slices.Repeat([][]byte{junk}, 9) }, "at most 8"},
+		"8 certificates":          {func(w *setup) { w.document.Certificates = of(8) }, ""},
+		"9 certificates":          {func(w *setup) { w.document.Certificates = of(9) }, "at most 8"},
 		"another kind":            {func(w *setup) { w.document.Kind++ }, "a document of kind"},
 		"a content of 4096":       {func(w *setup) { w.document.Raw = w.content(padded(4096)) }, ""},
 		"a content of 4097":       {func(w *setup) { w.document.Raw = w.content(padded(4097)) }, "a content of 4097 bytes"},

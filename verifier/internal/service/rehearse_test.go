@@ -40,9 +40,11 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 		want     reason.Code
 	}{
 		"the Machine's own identity": {holders: map[string]string{"ek:e": "u1", "instance:i": "u1"}, names: []string{"w"}},
-		"that of its other object":   {holders: map[string]string{"ek:e": "u2"}, mirror: &machine.Machine{UID: "u2"}, names: []string{"w"}},
-		"another Machine's EK":       {holders: map[string]string{"ek:e": "u2"}, want: reason.IdentityConflict},
-		"another Machine's instance": {holders: map[string]string{"ek:e": "u1", "instance:i": "u2"}, want: reason.IdentityConflict},
+		"that of its other object": {holders: map[string]string{"ek:e": "u2"}, mirror: &machine.Machine{UID: "u2"},
+			names: []string{"w"}},
+		"another Machine's EK": {holders: map[string]string{"ek:e": "u2"}, want: reason.IdentityConflict},
+		"another Machine's instance": {holders: map[string]string{"ek:e": "u1", "instance:i": "u2"},
+			want: reason.IdentityConflict},
 		"a store that does not read": {storeErr: reason.Deny(reason.StoreUnavailable, "lost"), want: reason.StoreUnavailable},
 		"a Machine without a name":   {want: reason.NodeNameUnknown},
 		"an audit of such a Machine": {mode: v1alpha1.ModeAudit},

@@ -37,7 +37,8 @@ const (
 //     runtime gets it from the kernel through the auxiliary vector, which a tracer can write
 //   - goroutines run one at a time, and no collection of garbage changes their order. So the addresses of objects are
 //     the same, and with them the order of maps whose keys are pointers
-//   - the thread that interrupts goroutines by the clock of the machine never runs. It is the first that a runtime starts
+//   - the thread that interrupts goroutines by the clock of the machine never runs. It is the first that a
+//     runtime starts
 //   - the other threads share one CPU and do not preempt each other, so that the same ones exist in each process
 //
 // It returns what the process printed, and an error if the seed fails.
@@ -172,8 +173,8 @@ func repeatable(t *testing.T, seed uint64) {
 	t.Fatalf("%v\n%s", err, out[max(0, len(out)-4000):])
 }
 
-// TestReplay checks that two runs of a seed are the same: each request and its answer, their times, all logs. It needs a
-// kernel that lets a process trace its own child.
+// TestReplay checks that two runs of a seed are the same: each request and its answer, their times, all logs.
+// It needs a kernel that lets a process trace its own child.
 func TestReplay(t *testing.T) {
 	program := build(t)
 	run := func() []string {
