@@ -100,7 +100,10 @@ func TestAttack_T60_ARestoreMakesNothingLessStrictUntilAcknowledged(t *testing.T
 			open++
 		}
 		return strings.Contains(verifiers(degraded), "EtcdRestored") && p.restores() == 2 && p.server.Problems() == nil
-	}, func() string { return "the restore of etcd was not detected: " + verifiers(degraded) })
+	}, func() string {
+		return fmt.Sprintf("two processes detected the restore of etcd %d times; the front: %v; %s", p.restores(),
+			p.server.Problems(), verifiers(degraded))
+	})
 	// An honest machine gets in under the policy of before.
 	if status, _ := p.fetch(p.attests(honest)); status != http.StatusOK {
 		t.Errorf("after the restore the honest machine gets %d", status)
