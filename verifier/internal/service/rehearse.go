@@ -126,10 +126,11 @@ func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehears
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	if v := r.Verdict; v != nil && v.Machine != nil {
-		if err := w.service.afterwards(ctx, v, r.Pool); err != nil && reason.From(err).Code == reason.StoreUnavailable {
-			return end, err
-		} else if err != nil {
+		if err := w.service.afterwards(ctx, v, r.Pool); err != nil {
 			in.Denial = reason.From(err)
+			if code := in.Denial.Code; code != reason.IdentityConflict && code != reason.NodeNameUnknown {
+				return end, err // it says nothing about the machine
+			}
 		}
 		in.Identity, in.Endorsement, in.TPM, in.Replayable = v.Identity, v.Endorsement, v.TPM, v.Replayable
 		in.Unnamed = false

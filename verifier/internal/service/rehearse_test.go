@@ -46,6 +46,7 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 		"another Machine's instance": {holders: map[string]string{"ek:e": "u1", "instance:i": "u2"},
 			want: reason.IdentityConflict},
 		"a store that does not read": {storeErr: reason.Deny(reason.StoreUnavailable, "lost"), want: reason.StoreUnavailable},
+		"an error without a reason":  {storeErr: context.Canceled, want: reason.Internal},
 		"a Machine without a name":   {want: reason.NodeNameUnknown},
 		"an audit of such a Machine": {mode: v1alpha1.ModeAudit},
 	} {
@@ -71,7 +72,7 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 				Pool: "worker", Proven: true, Verdict: &appraisal.Verdict{Machine: m,
 					Identity: v1alpha1.RecordedIdentity{EKSHA256: "e", InstanceID: "i"}}})
 			if err != nil {
-				if got := reason.From(err).Code; got != c.want || got != reason.StoreUnavailable || store.writes != 0 {
+				if got := reason.From(err).Code; got != c.want || c.storeErr == nil || store.writes != 0 {
 					t.Errorf("%v, %d writes", err, store.writes)
 				}
 				return
@@ -80,7 +81,7 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 			if c.want != 0 {
 				want = c.want.String()
 			}
-			if end.Reason != want || end.Passed != (want == "") || store.writes != 1 {
+			if end.Reason != want || end.Passed != (want == "") || store.writes != 1 || c.storeErr != nil {
 				t.Errorf("%+v, %d writes", end, store.writes)
 			}
 		})
