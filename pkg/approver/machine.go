@@ -170,17 +170,12 @@ func (m *Machine) hasName(name string) bool {
 	return false
 }
 
-func (m *Machine) hasAddress(ip net.IP) bool {
-	for _, a := range m.Addresses {
-		switch a.Type {
-		case corev1.NodeInternalIP, corev1.NodeExternalIP:
-			// Compared as text, like the stock approver: another notation does not match.
-			if a.Address == ip.String() {
-				return true
-			}
-		}
-	}
-	return false
+// hasAddress compares addresses as text, like the stock approver: another notation does not match.
+func (m *Machine) hasAddress(ip net.IP) bool { return slices.Contains(m.addresses(), ip.String()) }
+
+// isIP reports whether an address is an IP address.
+func isIP(a corev1.NodeAddress) bool {
+	return a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP
 }
 
 // sameDNS compares an address of a Machine, which may end in a dot, with a name.
@@ -190,7 +185,7 @@ func sameDNS(address, name string) bool {
 
 func (m *Machine) names() (all []string) {
 	for _, a := range m.Addresses {
-		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+		if !isIP(a) {
 			all = append(all, a.Address)
 		}
 	}
@@ -199,7 +194,7 @@ func (m *Machine) names() (all []string) {
 
 func (m *Machine) addresses() (all []string) {
 	for _, a := range m.Addresses {
-		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
+		if isIP(a) {
 			all = append(all, a.Address)
 		}
 	}

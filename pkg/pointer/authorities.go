@@ -67,11 +67,10 @@ func Authorities(userData []byte) (all []*x509.Certificate, err error) {
 		return nil, err
 	}
 	for i, entry := range list {
-		source, _, err := entry.find("source")
+		url, err := entry.text("source")
 		if err != nil {
 			return nil, err
 		}
-		url := source.strOrEmpty()
 		some, err := entry.authorities(url)
 		if err != nil {
 			return nil, fmt.Errorf("certificate authority %d: %w", i, err)
@@ -86,12 +85,11 @@ func (v value) authorities(url string) ([]*x509.Certificate, error) {
 	if !strings.HasPrefix(strings.ToLower(url), "data:") {
 		return nil, errors.New("its source is not a data URL")
 	}
-	compression, _, err := v.find("compression")
+	compression, err := v.text("compression")
 	if err != nil {
 		return nil, err
 	}
-	name := compression.strOrEmpty()
-	raw, err := decodeData(url, name)
+	raw, err := decodeData(url, compression)
 	if err != nil {
 		return nil, err
 	}
@@ -221,12 +219,11 @@ func authorityList(userData []byte) (doc value, list []value, err error) {
 	if !ok {
 		return doc, nil, ErrNotIgnition
 	}
-	stated, ok, err := ignition.find("version")
+	version, err := ignition.text("version")
 	if err != nil {
 		return doc, nil, err
 	}
-	version := stated.strOrEmpty()
-	if !ok || !strings.HasPrefix(version, "2.") && !strings.HasPrefix(version, "3.") {
+	if !strings.HasPrefix(version, "2.") && !strings.HasPrefix(version, "3.") {
 		return doc, nil, errors.New("the Ignition specification is neither 2.x nor 3.x")
 	}
 	entries, ok, err := ignition.find("security", "tls", "certificateAuthorities")

@@ -56,6 +56,25 @@ func (v value) find(names ...string) (value, bool, error) {
 	return v, true, nil
 }
 
+// text follows names like find, and returns the content of the string there, or "" for any other value.
+func (v value) text(names ...string) (string, error) {
+	found, _, err := v.find(names...)
+	return found.strOrEmpty(), err
+}
+
+// sources returns the entries of the object ignition.config: the one of "replace", and those of the list with this name.
+func (v value) sources(list string) (all []value, err error) {
+	replace, ok, err := v.find("replace")
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		all = append(all, replace)
+	}
+	more, _, err := v.find(list)
+	return append(all, more.elements()...), err
+}
+
 // with returns the edit that replaces v with a JSON text.
 func (v value) with(raw string) edit { return edit{Start: v.Start, End: v.End, With: []byte(raw)} }
 

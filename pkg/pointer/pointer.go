@@ -180,12 +180,11 @@ func checkHeaders(object value) error {
 // nested reads a config in a data URL, or returns nil if none can be read. Ignition then decides
 // about it.
 func (c *Config) nested(object value, url, where string, depth int) *Config {
-	compression, _, err := object.find("compression")
+	compression, err := object.text("compression")
 	if err != nil {
 		return nil
 	}
-	name := compression.strOrEmpty()
-	raw, err := decodeData(url, name)
+	raw, err := decodeData(url, compression)
 	if err != nil {
 		return nil
 	}

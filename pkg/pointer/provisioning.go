@@ -233,12 +233,11 @@ func authorizations(object value) ([]string, error) {
 		if !is {
 			continue
 		}
-		text, _, err := h.find("value")
+		text, err := h.text("value")
 		if err != nil {
 			return nil, err
 		}
-		s := text.strOrEmpty()
-		values = append(values, s)
+		values = append(values, text)
 	}
 	return values, nil
 }
@@ -327,17 +326,9 @@ func parse2(raw []byte) (*Config, bool) {
 	if !ok {
 		return c, true
 	}
-	var entries []value
-	for _, name := range []string{"replace", "append"} {
-		entry, ok, err := config.find(name)
-		if err != nil {
-			return nil, false
-		}
-		if ok && name == "append" {
-			entries = append(entries, entry.elements()...)
-		} else if ok {
-			entries = append(entries, entry)
-		}
+	entries, err := config.sources("append")
+	if err != nil {
+		return nil, false
 	}
 	for i, e := range entries {
 		// A config in a data source has an unknown specification here.

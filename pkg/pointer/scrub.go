@@ -62,16 +62,9 @@ func (s *scrubber) scrub(doc value, depth int) (edits []edit, removed int, err e
 	if err != nil || !ok {
 		return nil, 0, err
 	}
-	var entries []value
-	if replace, ok, err := config.find("replace"); err != nil {
+	entries, err := config.sources("merge")
+	if err != nil {
 		return nil, 0, err
-	} else if ok {
-		entries = append(entries, replace)
-	}
-	if merge, ok, err := config.find("merge"); err != nil {
-		return nil, 0, err
-	} else if ok {
-		entries = append(entries, merge.elements()...)
 	}
 	for _, e := range entries {
 		for _, part := range []func(value, int) ([]edit, int, error){s.scrubSource, s.scrubHeaders} {
@@ -123,15 +116,14 @@ func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 // innerDocument reads the config in a data source. It returns false where AddBearer finds no config
 // either.
 func innerDocument(object value, source string, depth int) (value, bool) {
-	compression, _, err := object.find("compression")
+	compression, err := object.text("compression")
 	if err != nil || depth >= MaxDepth {
 		return value{}, false
 	}
 	if _, _, err := object.get("verification"); err != nil {
 		return value{}, false
 	}
-	name := compression.strOrEmpty()
-	raw, err := decodeData(source, name)
+	raw, err := decodeData(source, compression)
 	if err != nil || len(raw) > MaxSize {
 		return value{}, false
 	}
@@ -144,11 +136,10 @@ func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 	if err != nil || !ok {
 		return nil, 0, err
 	}
-	source, _, err := object.find("source")
+	text, err := object.text("source")
 	if err != nil {
 		return nil, 0, err
 	}
-	text := source.strOrEmpty()
 	_, server := asSource("", text)
 	kept := []byte{'['}
 	removed := 0

@@ -149,12 +149,18 @@ func (f *Folder) Quarantine(ctx context.Context, name string, stop bool, w Write
 			func(spec *yaml.Node) { set(spec, "quarantined", scalar("!!bool", "true")) })
 		return []Written{done}, err
 	}
+	return f.clearField(own, w, "quarantined", func(s *v1alpha1.MachineAttestationSpec) bool { return s.Quarantined })
+}
+
+// clearField removes a field from every MachineAttestation that has it.
+func (f *Folder) clearField(own []machine.Enrollment, w Write, field string,
+	has func(*v1alpha1.MachineAttestationSpec) bool) ([]Written, error) {
 	var all []Written
 	for _, e := range own {
-		if !e.Spec.Quarantined {
+		if !has(&e.Spec) {
 			continue
 		}
-		done, err := f.amend(e, w, func(spec *yaml.Node) { set(spec, "quarantined", nil) })
+		done, err := f.amend(e, w, func(spec *yaml.Node) { set(spec, field, nil) })
 		if err != nil {
 			return all, err
 		}
@@ -173,18 +179,8 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 		return nil, err
 	}
 	if until.IsZero() {
-		var all []Written
-		for _, e := range own {
-			if e.Spec.Reattest == nil {
-				continue
-			}
-			done, err := f.amend(e, w, func(spec *yaml.Node) { set(spec, "reattest", nil) })
-			if err != nil {
-				return all, err
-			}
-			all = append(all, done)
-		}
-		return all, nil
+		return f.clearField(own, w, "reattest",
+			func(s *v1alpha1.MachineAttestationSpec) bool { return s.Reattest != nil })
 	}
 	end := metav1.NewTime(until.UTC().Truncate(time.Second))
 	done, err := f.setFields(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) {

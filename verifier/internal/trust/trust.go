@@ -273,24 +273,22 @@ func (t *Trust) All() []Anchor {
 func (t *Trust) Export(s Section) ([]byte, error) {
 	var b bytes.Buffer
 	block := func(c *x509.Certificate) error { return pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}) }
-	authorities := func(set *anchors.Set) error {
+	authorities := func(set *anchors.Set) ([]byte, error) {
 		for _, a := range set.All() {
 			for line := range strings.Lines(a.Provenance) {
 				fmt.Fprintf(&b, "# %s\n", strings.TrimRight(line, "\n"))
 			}
 			if err := block(a.Certificate); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		return nil
+		return b.Bytes(), nil
 	}
 	switch s {
 	case AKRoots:
-		err := authorities(t.ak)
-		return b.Bytes(), err
+		return authorities(t.ak)
 	case AzureRoots:
-		err := authorities(t.Azure)
-		return b.Bytes(), err
+		return authorities(t.Azure)
 	case AWSCertificates:
 		for _, r := range t.AWS.All() {
 			fmt.Fprintf(&b, "# region: %s\n", r.Region)
