@@ -89,15 +89,8 @@ func (v *Value[T]) refresh() (bool, error) {
 // Watch refreshes until ctx ends. It calls report after each change, and when an error appears, changes
 // or ends.
 func (v *Value[T]) Watch(ctx context.Context, report func(changed bool, err error)) {
-	tick := time.NewTicker(Interval)
-	defer tick.Stop()
 	var last string
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	Every(ctx, Interval, func() {
 		changed, err := v.Refresh()
 		now := ""
 		if err != nil {
@@ -107,5 +100,19 @@ func (v *Value[T]) Watch(ctx context.Context, report func(changed bool, err erro
 			report(changed, err)
 		}
 		last = now
+	})
+}
+
+// Every calls f after each interval until ctx ends.
+func Every(ctx context.Context, interval time.Duration, f func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f()
+		}
 	}
 }

@@ -232,21 +232,14 @@ func (b *Backend) watch(ctx context.Context) {
 		})
 	})
 	wg.Go(func() {
-		tick := time.NewTicker(time.Minute)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				b.Keeper.Sweep(ctx)
-				b.reportProblems()
-				if err := b.records.Remember(); err != nil {
-					b.parts.Log.Error("the newest transaction of the records was not stored", "error", err)
-				}
-				b.reportHeld()
+		reload.Every(ctx, time.Minute, func() {
+			b.Keeper.Sweep(ctx)
+			b.reportProblems()
+			if err := b.records.Remember(); err != nil {
+				b.parts.Log.Error("the newest transaction of the records was not stored", "error", err)
 			}
-		}
+			b.reportHeld()
+		})
 	})
 	wg.Go(func() {
 		b.serving.Watch(ctx, func(changed bool, err error) {

@@ -55,17 +55,10 @@ func (f *provisioningFile) View() provisioning.View { return *f.view.Load() }
 
 // Watch reads the file periodically until ctx ends, and calls seen after each read.
 func (f *provisioningFile) Watch(ctx context.Context, seen func()) {
-	tick := time.NewTicker(reload.Interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			f.Refresh()
-			seen()
-		}
-	}
+	reload.Every(ctx, reload.Interval, func() {
+		f.Refresh()
+		seen()
+	})
 }
 
 // Refresh reads the file once.

@@ -29,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
 )
 
 // Interval is the time between two scans of a folder.
@@ -68,16 +69,7 @@ func Open(dir string, o poolconfig.Options) *Folder {
 
 // Run follows the folder until ctx ends.
 func (f *Folder) Run(ctx context.Context) {
-	tick := time.NewTicker(Interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			f.scan()
-		}
-	}
+	reload.Every(ctx, Interval, f.scan)
 }
 
 // scan reads the folder, and renders its pools if something changed.
