@@ -62,7 +62,7 @@ func (v value) text(names ...string) (string, error) {
 	return found.strOrEmpty(), err
 }
 
-// sources returns the entries of the object ignition.config: the one of "replace", and those of the list with this name.
+// sources returns the entries of the object ignition.config: the one of "replace", and those of the named list.
 func (v value) sources(list string) (all []value, err error) {
 	replace, ok, err := v.find("replace")
 	if err != nil {
