@@ -229,12 +229,6 @@ func Used(rec *v1alpha1.MachineAttestation, useID string) {
 	rec.Status.Token.UseIDs = append(rec.Status.Token.UseIDs, useID)
 }
 
-// HasUse reports whether a use of a token is on the record.
-func HasUse(rec *v1alpha1.MachineAttestation, tokenID, useID string) bool {
-	return rec != nil && rec.Status.Token != nil && rec.Status.Token.ID == tokenID &&
-		slices.Contains(rec.Status.Token.UseIDs, useID)
-}
-
 // Return returns the uses of a token that served no client: those of unserved that are
 // on the record. It returns rec itself if there are none.
 func Return(rec *v1alpha1.MachineAttestation, tokenID string, unserved []string) *v1alpha1.MachineAttestation {

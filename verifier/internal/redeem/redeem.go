@@ -8,13 +8,16 @@
 // after the client disconnected. The next request with the token returns the unserved uses on the
 // record, in the write that takes its own use. Without a next request, the redeemer returns them in the
 // background. A use that was served is never returned, so no token serves more often than its record
-// allows.
+// allows. A restore of etcd may bring back uses that were served; the answer to a write shows it, see
+// [store.ErrRestored].
 package redeem
 
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -60,8 +63,8 @@ type Records interface {
 	Session(uid string) store.Session
 }
 
-// maxReads is how often a request tries to read whether it took a use.
-const maxReads = 3
+// maxTries is the maximum number of writes without an answer in one request.
+const maxTries = 3
 
 // redemption is the redemption of one token for one request.
 type redemption struct {
@@ -106,34 +109,27 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 			return err
 		}
 	}
-	id, tried := rand.Text(), false
 	before := r.unserved.of(c.ID)
-	use := func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
-		// A client that disconnected during the read takes no use.
-		if err := ctx.Err(); err != nil {
-			return nil, reason.Wrap(reason.StoreUnavailable, err, "the client disconnected")
-		}
-		if record.HasUse(rec, c.ID, id) {
-			return nil, nil // an unanswered write already took the use
-		}
-		rec = record.Return(rec, c.ID, before)
-		if record.IsBreakGlass(c.MachineUID) {
-			next, err = record.BreakGlass(rec, c, true, now)
-		} else {
-			next, err = record.Redeem(rec, c, own, now)
-		}
-		if err != nil {
-			return nil, err
-		}
-		record.Used(next, id)
-		tried = true
-		return next, nil
-	}
+	var taken []string // the ids of the uses that this request may have taken
 	var err error
-	for range maxReads {
-		err = r.record.Update(ctx, use)
-		// Without an answer it is unknown whether the use was taken, so read the record.
-		if err == nil || !tried || ctx.Err() != nil || reason.From(err).Code != reason.StoreUnavailable {
+	for range maxTries {
+		id, written := rand.Text(), false
+		err = r.record.Update(ctx, func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
+			// A client that disconnected during the read takes no use.
+			if err := ctx.Err(); err != nil {
+				return nil, reason.Wrap(reason.StoreUnavailable, err, "the client disconnected")
+			}
+			next, err = r.take(record.Return(rec, c.ID, slices.Concat(before, taken)), own, id, now)
+			written = err == nil
+			return next, err
+		})
+		if written {
+			taken = append(taken, id)
+		}
+		// Without an answer it is unknown whether the use was taken. The next try returns it and takes another one, because
+		// only the answer to a write tells whether etcd was restored.
+		if err == nil || len(taken) == 0 || ctx.Err() != nil || errors.Is(err, store.ErrRestored) ||
+			reason.From(err).Code != reason.StoreUnavailable {
 			break
 		}
 	}
@@ -146,10 +142,25 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 		r.unserved.remove(c.ID, before)
 		return nil
 	}
-	if tried {
+	for _, id := range taken {
 		r.markUnserved(ctx, c, id)
 	}
 	return r.usedUp(err)
+}
+
+// take takes a use with an id.
+func (r *redemption) take(rec *v1alpha1.MachineAttestation, own *credential.Credential, id string,
+	now time.Time) (next *v1alpha1.MachineAttestation, err error) {
+	if record.IsBreakGlass(r.claims.MachineUID) {
+		next, err = record.BreakGlass(rec, r.claims, true, now)
+	} else {
+		next, err = record.Redeem(rec, r.claims, own, now)
+	}
+	if err != nil {
+		return nil, err
+	}
+	record.Used(next, id)
+	return next, nil
 }
 
 // usedUp makes a denial temporary if other replicas may soon return uses.

@@ -5,6 +5,7 @@ package redeem_test
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -218,6 +219,61 @@ func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
 	r.Failing = func() bool { return true }
 	if err := checked(t, r, c); code(err) != reason.StoreUnavailable {
 		t.Errorf("used up, while the records are silent: %v", err)
+	}
+}
+
+// restored applies each change, and then returns one of the answers.
+type restored struct {
+	*store.Store
+	answers []error
+}
+
+func (f *restored) Session(uid string) store.Session { return store.NewSession(f, uid) }
+
+func (f *restored) Update(ctx context.Context, uid string, change store.Change) error {
+	err := f.Store.Update(ctx, uid, change)
+	if err == nil && len(f.answers) > 0 {
+		err, f.answers = f.answers[0], f.answers[1:]
+	}
+	return err
+}
+
+// T58: a restore of etcd may bring back uses that were taken. A request whose write shows the restore is not served, and
+// one that has no answer to its write is not served without the answer to another one.
+func TestAttack_T58_AUseInARestoredStoreIsNotServed(t *testing.T) {
+	back := reason.Wrap(reason.StoreUnavailable, store.ErrRestored, "write")
+	lost := reason.Deny(reason.StoreUnavailable, "no answer")
+	for name, c := range map[string]struct {
+		answers []error
+		served  bool
+	}{
+		"a restore":                         {[]error{back}, false},
+		"no answer, and then a restore":     {[]error{lost, back}, false},
+		"no answer, and then an answer":     {[]error{lost, nil}, true},
+		"no answer, three times":            {[]error{lost, lost, lost}, false},
+		"no answer twice, then an answer":   {[]error{lost, lost, nil}, true},
+		"no answer twice, then a restore":   {[]error{lost, lost, back}, false},
+		"an answer, and a restore after it": {[]error{nil, back}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, s, claims := attested(t)
+			f := &restored{Store: s, answers: slices.Clone(c.answers)}
+			r.Records = f
+			err := redeemed(t, r, claims)
+			if (err == nil) != c.served || err != nil && code(err) != reason.StoreUnavailable {
+				t.Errorf("%v", err)
+			}
+			f.answers = nil
+			for n := range 4 { // a request that was not served took no use
+				left := 3
+				if c.served {
+					left--
+				}
+				if err := redeemed(t, r, claims); (err == nil) != (n < left) {
+					t.Errorf("%d more: %v", n+1, err)
+				}
+			}
+		})
 	}
 }
 

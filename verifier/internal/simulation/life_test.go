@@ -169,6 +169,9 @@ func (l *life) restarts(all []*process, i int, name string, one starter) {
 		l.mu.Unlock()
 		if r.IntN(2) == 0 {
 			old.crash()
+		} else if old.drain != nil {
+			old.drain()
+			time.Sleep(between(r, 0, 15*time.Second))
 		}
 		old.end()
 		time.Sleep(between(r, time.Second, 20*time.Second))

@@ -100,18 +100,24 @@ type process struct {
 
 	server *server.Server // of a front
 	http   *http.Server   // of a front
+	drain  func()         // of a front: it starts no attestation from now on, and serves configs
 }
 
 // crash ends a process without any notice to others.
 func (p *process) crash() {
 	close(p.client.crashed)
-	p.cancel()
+	p.stop()
 }
 
-// stop ends a process in good order.
+// stop ends a process. A request that still reaches it fails.
 func (p *process) stop() {
 	p.cancel()
 	p.done.Wait()
+	select {
+	case <-p.client.crashed:
+	default:
+		close(p.client.crashed)
+	}
 }
 
 // parts returns what a process is made of, with a network of its own and a clock that is off by skew.
@@ -146,9 +152,11 @@ func (w *world) front(ctx context.Context, name string, skew time.Duration) (*pr
 	}
 	p.server = server.New(parts, b)
 	ctx, p.cancel = context.WithCancel(ctx)
+	serving, drain := context.WithCancel(ctx)
+	p.drain = drain
 	stdout := os.Stdout
 	os.Stdout = w.fixtures.null // the gate's log of requests
-	handler, err := p.server.Handler(ctx)
+	handler, err := p.server.Handler(serving)
 	os.Stdout = stdout
 	if err != nil {
 		return nil, err

@@ -128,6 +128,10 @@ func (s *Store) Update(ctx context.Context, uid string, change Change) error {
 // Change is a change of a record; see [Store.Update].
 type Change func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error)
 
+// ErrRestored means that the store was restored from a backup. A change that failed with it grants nothing, and may
+// have changed the restored state.
+var ErrRestored = errors.New("etcd was restored; everything is read again")
+
 // Session is the work of one request on the record of one Machine.
 type Session interface {
 	// Record returns the record, or nil if there is none.

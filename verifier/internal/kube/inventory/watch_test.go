@@ -27,8 +27,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // unconnected is an Inventory whose watches are fed by the test.
@@ -329,7 +329,7 @@ func TestErrorsOfAnUnavailableAPI(t *testing.T) {
 		}
 	}
 	for _, err := range []error{kerrors.NewForbidden(resource, "", nil), kerrors.NewNotFound(resource, ""),
-		kerrors.NewResourceExpired("x"), restore.ErrRestored, context.Canceled} {
+		kerrors.NewResourceExpired("x"), store.ErrRestored, context.Canceled} {
 		if sources.Unavailable(err) {
 			t.Errorf("%v passes", err)
 		}

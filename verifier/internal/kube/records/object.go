@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -281,11 +282,17 @@ func (r *Records) patchStatus(
 	changed := o.DeepCopy()
 	changed.Object["status"] = carry(o.Object["status"], before, after)
 	patch := client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{})
+	check := r.o.Expect()
 	err = r.do(ctx, "patch", attestationStatus, func(ctx context.Context) error {
 		return r.o.Client.Status().Patch(ctx, changed, patch)
 	})
 	if overtaken(err) {
 		return errConflict
+	}
+	// A patch that changes nothing is no write, and returns the version that was read.
+	if version := changed.GetResourceVersion(); err == nil && version != o.GetResourceVersion() {
+		revision, _ := strconv.ParseUint(version, 10, 64) // 0 is unknown
+		err = check(revision)
 	}
 	return unavailable(err, "write record %s/%s", o.GetNamespace(), o.GetName())
 }

@@ -71,6 +71,9 @@ type Options struct {
 	// Withheld, if set, reports whether the grant of a record is not in force because a restore of etcd
 	// brought it back.
 	Withheld func(a *v1alpha1.MachineAttestation) bool
+	// Expect, if set, returns a check for the revision of a write that begins now. It returns an error if etcd was
+	// restored. Then the write grants nothing, because the record that it changed was from before the restore.
+	Expect func() (check func(revision uint64) error)
 }
 
 // Records reads and writes the records. It is safe for concurrent use.
@@ -89,6 +92,9 @@ func New(o Options) *Records {
 	}
 	if o.Called == nil {
 		o.Called = func(string, string) {}
+	}
+	if o.Expect == nil {
+		o.Expect = func() func(uint64) error { return func(uint64) error { return nil } }
 	}
 	return &Records{o: o}
 }

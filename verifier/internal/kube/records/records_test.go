@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -732,6 +734,40 @@ func TestAttack_T58_EveryReadIsOfTheLatest(t *testing.T) {
 	}
 	if len(stale) > 0 {
 		t.Errorf("these may be answered from a cache: %q", stale)
+	}
+}
+
+// A backup has a token with uses that were taken since. The first write after the restore shows it: etcd counts lower.
+func TestAttack_T58_AWriteIntoARestoredEtcdGrantsNothing(t *testing.T) {
+	s, noticed := newSite(t), 0
+	d := &restore.Detector{Now: time.Now, Clock: time.Now, Noticed: func(time.Time, time.Time, string) { noticed++ },
+		Reread: func() {}}
+	r, m := s.replica(func(o *records.Options) { o.Expect = d.Expect }), s.machine("worker-0")
+	now := time.Now()
+	s.attested(r, m, unique(), "token1", now)
+	redeem := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
+	}
+	if err := r.Update(t.Context(), m.UID, redeem); err != nil || noticed != 0 {
+		t.Fatalf("before the restore: %v, %d restores", err, noticed)
+	}
+	version, err := strconv.ParseUint(s.record(r, m.UID).ResourceVersion, 10, 64)
+	if err != nil || d.Highest(0) != version {
+		t.Fatalf("the record is at %d (%v), and the highest revision is %d", version, err, d.Highest(0))
+	}
+	d.Observe(0, version+1_000_000)
+	same := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return rec.DeepCopy(), nil
+	}
+	if err := r.Update(t.Context(), m.UID, same); err != nil || noticed != 0 {
+		t.Errorf("a patch without a change: %v, %d restores", err, noticed)
+	}
+	denied(t, r.Update(t.Context(), m.UID, redeem), reason.StoreUnavailable)
+	if noticed != 1 {
+		t.Errorf("%d restores", noticed)
+	}
+	if err := r.Update(t.Context(), m.UID, redeem); err != nil || noticed != 1 {
+		t.Errorf("after the restore was noticed: %v, %d restores", err, noticed)
 	}
 }
 

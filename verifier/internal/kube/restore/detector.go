@@ -4,7 +4,6 @@ package restore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 const (
@@ -27,9 +27,6 @@ const (
 	// accepted.
 	SilentAfter = 15 * time.Second
 )
-
-// ErrRestored ends a watch that would no longer receive events.
-var ErrRestored = errors.New("etcd was restored; the watch starts again")
 
 // Detector detects that etcd went back to an earlier time: the revision of etcd is lower than one that
 // was seen before. All custom resources share one revision; built-in resources may be in another etcd.
@@ -90,9 +87,7 @@ func (d *Detector) Probe(ctx context.Context) error {
 	if asked.Sub(d.probed) < minProbe {
 		return nil
 	}
-	d.mu.Lock()
-	before, epoch := d.highest, d.epoch.Load()
-	d.mu.Unlock()
+	check := d.Expect()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var list v1alpha1.AttestationPolicyList
@@ -105,12 +100,23 @@ func (d *Detector) Probe(ctx context.Context) error {
 	d.probed = d.Clock()
 	d.recordAnswerAt(asked)
 	now, _ := strconv.ParseUint(list.ResourceVersion, 10, 64)
-	if now != 0 && now < before {
-		d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", now, before))
-		return ErrRestored
+	return check(now)
+}
+
+// Expect returns a check for the revision of etcd that a consistent read or a write of a custom resource returns, which
+// begins now. The check returns [store.ErrRestored] if etcd had a higher revision before. A revision of 0 is unknown.
+func (d *Detector) Expect() (check func(revision uint64) error) {
+	d.mu.Lock()
+	before, epoch := d.highest, d.epoch.Load()
+	d.mu.Unlock()
+	return func(revision uint64) error {
+		if revision != 0 && revision < before {
+			d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", revision, before))
+			return store.ErrRestored
+		}
+		d.Observe(epoch, revision)
+		return nil
 	}
-	d.Observe(epoch, now)
-	return nil
 }
 
 // Restored receives a restore that was detected from the state of an epoch. A second report of the same

@@ -411,6 +411,29 @@ func TestDetector_Probe(t *testing.T) {
 	}
 }
 
+func TestDetector_Expect(t *testing.T) {
+	noticed := 0
+	d := &restore.Detector{Now: time.Now, Clock: time.Now, Noticed: func(time.Time, time.Time, string) { noticed++ },
+		Reread: func() {}}
+	d.Observe(0, 20)
+	slow, late := d.Expect(), d.Expect() // two calls that end after the restore was noticed
+	for _, c := range []struct {
+		revision uint64
+		restores int
+	}{{21, 0}, {21, 0}, {0, 0}, {20, 1}, {5, 1}, {0, 1}, {4, 2}, {6, 2}} {
+		before := noticed
+		if err := d.Expect()(c.revision); errors.Is(err, store.ErrRestored) != (noticed > before) || noticed != c.restores {
+			t.Errorf("a write at revision %d: %v, %d restores", c.revision, err, noticed)
+		}
+	}
+	if err := slow(19); !errors.Is(err, store.ErrRestored) || noticed != 2 {
+		t.Errorf("a write that began before the restore: %v, %d restores", err, noticed)
+	}
+	if err := late(30); err != nil || d.Highest(d.Epoch()) != 6 {
+		t.Errorf("an answer from before the restore: %v, and the highest revision is %d", err, d.Highest(d.Epoch()))
+	}
+}
+
 // stuckPolicies never answer.
 type stuckPolicies struct{ client.Reader }
 
