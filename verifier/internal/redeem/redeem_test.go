@@ -238,8 +238,8 @@ func (f *restored) Update(ctx context.Context, uid string, change store.Change) 
 	return err
 }
 
-// T58: a restore of etcd may bring back uses that were taken. A request whose write shows the restore is not served, and
-// one that has no answer to its write is not served without the answer to another one.
+// T58: a restore of etcd may bring back uses that were taken. A request whose write shows the restore is not served.
+// One that has no answer to its write is not served without the answer to another one.
 func TestAttack_T58_AUseInARestoredStoreIsNotServed(t *testing.T) {
 	back := reason.Wrap(reason.StoreUnavailable, store.ErrRestored, "write")
 	lost := reason.Deny(reason.StoreUnavailable, "no answer")

@@ -251,7 +251,7 @@ func (l *life) gets(m *machine, p *process, token string) bool {
 	if err != nil || status != 200 {
 		return false
 	}
-	l.ledger.serve(token)
+	l.ledger.serve(token, p.started)
 	return true
 }
 

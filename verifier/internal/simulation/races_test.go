@@ -71,11 +71,15 @@ func (l *life) move(name string, m *machine, r *rand.Rand) {
 	}
 }
 
-// restore takes a backup of etcd, and restores it later. In between, a machine is quarantined or joins. No restore may
-// undo that. Then an administrator acknowledges the restore.
+// restore takes a backup of etcd, and restores it later. In between, one machine is quarantined or joins, and another
+// uses its token. No restore may undo that. Then an administrator acknowledges the restore.
 func (l *life) restore() {
 	r := l.dice.roll("restore")
 	m, err := l.machine("revoked")
+	if err != nil {
+		panic(err)
+	}
+	user, err := l.machine("user")
 	if err != nil {
 		panic(err)
 	}
@@ -86,7 +90,9 @@ func (l *life) restore() {
 		}
 	}
 	time.Sleep(between(r, 0, time.Minute))
+	token := l.proves(user, l.pick(r))
 	backup := l.server.backup()
+	l.everywhere(func(p *process) { l.gets(user, p, token) }, func() {})
 	if r.IntN(2) == 0 {
 		l.quarantine(uid)
 	} else if err := l.node(m.name); err != nil {
@@ -100,6 +106,8 @@ func (l *life) restore() {
 	l.mu.Unlock()
 	l.ledger.restore(backup)
 	l.server.restore(backup)
+	time.Sleep(between(r, 0, 5*time.Second))
+	l.everywhere(func(p *process) { l.gets(user, p, token) }, func() {})
 	time.Sleep(between(r, time.Minute, 3*time.Minute))
 	// A process whose clock is ahead noticed the restore later than the administrator's clock says. So the administrator
 	// repeats the acknowledgement, as the condition Degraded asks for it.

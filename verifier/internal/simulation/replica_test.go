@@ -92,11 +92,12 @@ func handshake(cert *tls.Certificate) (connectionStates, error) {
 
 // process is a process of the verifier: a front or the controller.
 type process struct {
-	name   string
-	client *client
-	log    *slog.Logger
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+	name    string
+	started time.Time
+	client  *client
+	log     *slog.Logger
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
 
 	server *server.Server // of a front
 	http   *http.Server   // of a front
@@ -128,7 +129,8 @@ func (w *world) parts(name string, skew time.Duration, more string) (*process, *
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &process{name: name, log: w.log.With("process", name), client: &client{name: name, server: w.server, dice: w.dice,
+	p := &process{name: name, started: time.Now(), log: w.log.With("process", name), client: &client{
+		name: name, server: w.server, dice: w.dice,
 		trace: w.trace, mcs: http.HandlerFunc(serveConfigs), crashed: make(chan struct{})}}
 	parts := backend.NewParts(c, p.log, func() time.Time { return time.Now().Add(skew) }, "v0.0.0-simulation")
 	parts.Transport, parts.FreeMemory = p.client, func() {}

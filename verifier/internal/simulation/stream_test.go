@@ -92,7 +92,13 @@ func (s *stream) Close() error {
 func (s *stream) next() error {
 	c, ok, ended := s.client.server.next(s.at, s.era)
 	switch {
-	case ended:
+	case ended: // after a while: an open watch does not show a restore
+		select {
+		case <-s.ctx.Done():
+		case <-s.closed:
+		case <-s.client.crashed:
+		case <-time.After(between(s.client.dice.roll(s.name+" ends"), 0, 10*time.Second)):
+		}
 		return io.ErrUnexpectedEOF
 	case !ok:
 		select {

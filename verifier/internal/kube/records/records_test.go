@@ -746,7 +746,8 @@ func TestAttack_T58_AWriteIntoARestoredEtcdGrantsNothing(t *testing.T) {
 	now := time.Now()
 	s.attested(r, m, unique(), "token1", now)
 	redeem := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
+		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"},
+			nil, now)
 	}
 	if err := r.Update(t.Context(), m.UID, redeem); err != nil || noticed != 0 {
 		t.Fatalf("before the restore: %v, %d restores", err, noticed)
