@@ -207,7 +207,7 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	}
 	k.records = records.New(records.Options{
 		Client: live, Namespace: c.Namespace, Machine: k.registry.ByUID, Log: o.Log, Events: k.events, Called: o.Called,
-		Revoke: o.Revoke, Withheld: k.guard.WithheldGrant, Expect: k.guard.Expect,
+		Revoke: o.Revoke, Withheld: k.guard.WithheldGrant, Revisions: k.guard,
 	})
 	k.limit = flowcontrol.NewTokenBucketRateLimiter(o.WritesPerSecond, int(2*o.WritesPerSecond)+1)
 	k.repair.Limit = k.limit

@@ -254,7 +254,7 @@ func (r *Records) add(ctx context.Context, a *v1alpha1.MachineAttestation) (*uns
 // write writes the status of next, unless the record changed since it was read. It returns the object's
 // UID.
 func (r *Records) write(
-	ctx context.Context, at place, k snapshot, next *v1alpha1.MachineAttestation,
+	ctx context.Context, at place, k snapshot, next *v1alpha1.MachineAttestation, epoch uint32,
 ) (types.UID, error) {
 	o := k.object
 	if o == nil {
@@ -267,13 +267,14 @@ func (r *Records) write(
 	if next.Status.Phase != v1alpha1.PhasePending {
 		next.Status.Pending = nil // an administrator approved it as a stand-in, so it is no longer pending
 	}
-	return o.GetUID(), r.patchStatus(ctx, o, k.status, next.Status)
+	return o.GetUID(), r.patchStatus(ctx, o, k.status, next.Status, epoch)
 }
 
 // patchStatus writes the change from before, the status as this version decodes it, to next. Fields
 // that only another version knows stay.
 func (r *Records) patchStatus(
 	ctx context.Context, o *unstructured.Unstructured, before map[string]any, next v1alpha1.MachineAttestationStatus,
+	epoch uint32,
 ) error {
 	after, err := content(next)
 	if err != nil {
@@ -282,7 +283,7 @@ func (r *Records) patchStatus(
 	changed := o.DeepCopy()
 	changed.Object["status"] = carry(o.Object["status"], before, after)
 	patch := client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{})
-	check := r.o.Expect()
+	check := r.o.Revisions.Expect(epoch)
 	err = r.do(ctx, "patch", attestationStatus, func(ctx context.Context) error {
 		return r.o.Client.Status().Patch(ctx, changed, patch)
 	})

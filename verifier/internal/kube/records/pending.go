@@ -100,7 +100,7 @@ func (r *Records) changePending(
 		return unavailable(err, "pending machine %s", a.Name)
 	}
 	change(&a.Status)
-	if err := r.patchStatus(ctx, o, before, a.Status); !errors.Is(err, errConflict) {
+	if err := r.patchStatus(ctx, o, before, a.Status, r.o.Revisions.Epoch()); !errors.Is(err, errConflict) {
 		return err
 	}
 	return nil

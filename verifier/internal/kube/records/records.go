@@ -71,10 +71,24 @@ type Options struct {
 	// Withheld, if set, reports whether the grant of a record is not in force because a restore of etcd
 	// brought it back.
 	Withheld func(a *v1alpha1.MachineAttestation) bool
-	// Expect, if set, returns a check for the revision of a write that begins now. It returns an error if etcd was
-	// restored. Then the write grants nothing, because the record that it changed was from before the restore.
-	Expect func() (check func(revision uint64) error)
+	// Revisions, if set, detects a restore of etcd.
+	Revisions Revisions
 }
+
+// Revisions detects a restore of etcd. Each detected restore begins an epoch.
+type Revisions interface {
+	Epoch() uint32
+	// Expect returns a check for the revision of a write that begins now. It returns an error if etcd was restored since
+	// the epoch. Then the write grants nothing: what it rests on, or the record, may be from before the restore.
+	Expect(epoch uint32) (check func(revision uint64) error)
+}
+
+// unchecked detects no restore.
+type unchecked struct{}
+
+func (unchecked) Epoch() uint32 { return 0 }
+
+func (unchecked) Expect(uint32) func(uint64) error { return func(uint64) error { return nil } }
 
 // Records reads and writes the records. It is safe for concurrent use.
 type Records struct {
@@ -93,8 +107,8 @@ func New(o Options) *Records {
 	if o.Called == nil {
 		o.Called = func(string, string) {}
 	}
-	if o.Expect == nil {
-		o.Expect = func() func(uint64) error { return func(uint64) error { return nil } }
+	if o.Revisions == nil {
+		o.Revisions = unchecked{}
 	}
 	return &Records{o: o}
 }
@@ -112,11 +126,14 @@ func (r *Records) Failing() bool {
 type session struct {
 	records *Records
 	uid     string
+	epoch   uint32 // of [Revisions] in which the request began
 	read    *snapshot
 }
 
 // Session returns a session for the record of one Machine.
-func (r *Records) Session(uid string) store.Session { return &session{records: r, uid: uid} }
+func (r *Records) Session(uid string) store.Session {
+	return &session{records: r, uid: uid, epoch: r.o.Revisions.Epoch()}
+}
 
 // Record implements [store.Session].
 func (s *session) Record(ctx context.Context) (*v1alpha1.MachineAttestation, error) {
@@ -138,7 +155,7 @@ func (s *session) Record(ctx context.Context) (*v1alpha1.MachineAttestation, err
 func (s *session) Update(ctx context.Context, change store.Change) error {
 	read := s.read
 	s.read = nil
-	return s.records.update(ctx, s.uid, nil, read, change)
+	return s.records.update(ctx, s.uid, update{epoch: s.epoch, first: read, change: change})
 }
 
 // Record returns the current record of the Machine, or nil if there is none.
@@ -150,7 +167,7 @@ func (r *Records) Record(ctx context.Context, uid string) (*v1alpha1.MachineAtte
 // none. It returns the next record, or nil to leave it unchanged. If change returns an error, Update
 // changes nothing and returns that error. After a conflict, change is called again.
 func (r *Records) Update(ctx context.Context, uid string, change store.Change) error {
-	return r.update(ctx, uid, nil, nil, change)
+	return r.Session(uid).Update(ctx, change)
 }
 
 // Attest is Update, but first claims every component of an identity for the Machine. If another Machine
@@ -159,12 +176,11 @@ func (r *Records) Update(ctx context.Context, uid string, change store.Change) e
 func (r *Records) Attest(
 	ctx context.Context, uid string, components []string, _ func(uid string) bool, change store.Change,
 ) error {
-	return r.update(ctx, uid, components, nil, change)
+	return r.update(ctx, uid, update{epoch: r.o.Revisions.Epoch(), components: components, change: change})
 }
 
-func (r *Records) update(
-	ctx context.Context, uid string, components []string, first *snapshot, change store.Change,
-) error {
+// update makes the change u of the record of a Machine.
+func (r *Records) update(ctx context.Context, uid string, u update) error {
 	at, err := r.find(uid)
 	if err != nil {
 		return err
@@ -178,7 +194,7 @@ func (r *Records) update(
 	}
 	defer leave()
 
-	u := &update{records: r, at: at, components: components, first: first, change: change}
+	u.records, u.at = r, at
 	var result error
 	if err := wait.ExponentialBackoffWithContext(ctx, conflict, func(ctx context.Context) (bool, error) {
 		result = u.try(ctx)
@@ -193,6 +209,7 @@ func (r *Records) update(
 type update struct {
 	records    *Records
 	at         place
+	epoch      uint32 // see [session]
 	components []string
 	first      *snapshot // the state that the request read before, or nil
 	change     store.Change
@@ -231,7 +248,7 @@ func (u *update) try(ctx context.Context) error {
 		}
 		return err
 	}
-	object, err := r.write(ctx, at, k, next)
+	object, err := r.write(ctx, at, k, next, u.epoch)
 	if err != nil {
 		return err
 	}

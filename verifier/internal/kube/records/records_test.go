@@ -742,7 +742,7 @@ func TestAttack_T58_AWriteIntoARestoredEtcdGrantsNothing(t *testing.T) {
 	s, noticed := newSite(t), 0
 	d := &restore.Detector{Now: time.Now, Clock: time.Now, Noticed: func(time.Time, time.Time, string) { noticed++ },
 		Reread: func() {}}
-	r, m := s.replica(func(o *records.Options) { o.Expect = d.Expect }), s.machine("worker-0")
+	r, m := s.replica(func(o *records.Options) { o.Revisions = d }), s.machine("worker-0")
 	now := time.Now()
 	s.attested(r, m, unique(), "token1", now)
 	redeem := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
@@ -763,11 +763,13 @@ func TestAttack_T58_AWriteIntoARestoredEtcdGrantsNothing(t *testing.T) {
 	if err := r.Update(t.Context(), m.UID, same); err != nil || noticed != 0 {
 		t.Errorf("a patch without a change: %v, %d restores", err, noticed)
 	}
+	before := r.Session(m.UID) // of a request whose token was checked with the keys of before the restore
 	denied(t, r.Update(t.Context(), m.UID, redeem), reason.StoreUnavailable)
 	if noticed != 1 {
 		t.Errorf("%d restores", noticed)
 	}
-	if err := r.Update(t.Context(), m.UID, redeem); err != nil || noticed != 1 {
+	denied(t, before.Update(t.Context(), redeem), reason.StoreUnavailable)
+	if err := r.Update(t.Context(), m.UID, same); err != nil || noticed != 1 {
 		t.Errorf("after the restore was noticed: %v, %d restores", err, noticed)
 	}
 }

@@ -87,7 +87,7 @@ func (d *Detector) Probe(ctx context.Context) error {
 	if asked.Sub(d.probed) < minProbe {
 		return nil
 	}
-	check := d.Expect()
+	check := d.Expect(d.Epoch())
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var list v1alpha1.AttestationPolicyList
@@ -104,14 +104,15 @@ func (d *Detector) Probe(ctx context.Context) error {
 }
 
 // Expect returns a check for the revision of etcd that a consistent read or a write of a custom resource returns, which
-// begins now. The check returns [store.ErrRestored] if etcd had a higher revision before. A revision of 0 is unknown.
-func (d *Detector) Expect() (check func(revision uint64) error) {
-	d.mu.Lock()
-	before, epoch := d.highest, d.epoch.Load()
-	d.mu.Unlock()
+// begins now and belongs to what began in an epoch. The check returns [store.ErrRestored] if etcd had a higher revision
+// before, or if the epoch has ended. A revision of 0 is unknown.
+func (d *Detector) Expect(epoch uint32) (check func(revision uint64) error) {
+	before := d.Highest(epoch)
 	return func(revision uint64) error {
 		if revision != 0 && revision < before {
 			d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", revision, before))
+		}
+		if d.Epoch() != epoch {
 			return store.ErrRestored
 		}
 		d.Observe(epoch, revision)
