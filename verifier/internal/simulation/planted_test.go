@@ -38,7 +38,7 @@ var planted = []struct {
 	{"a join is not latched", "had a Node", "pkg/record/compare.go",
 		"case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):", "case false:"},
 	{"a served use is returned", `served \d+ configs`, "verifier/internal/redeem/redeem.go",
-		"r.unserved.remove(c.ID, before)", "r.markUnserved(ctx, c, id)"},
+		"r.unserved.remove(c.ID, before)", "for _, id := range taken {\nr.markUnserved(ctx, c, id)\n}"},
 	{"a write does not show a restore of etcd", `served \d+ configs`, "verifier/internal/kube/records/object.go",
 		"err = check(revision)", "_, _ = check, revision"},
 	{"a restore of etcd loses the latches", "was quarantined|had a Node", "verifier/internal/kube/restore/guard.go",
