@@ -63,7 +63,7 @@ type Records interface {
 	Session(uid string) store.Session
 }
 
-// maxTries is the maximum number of writes without an answer in one request.
+// maxTries is the maximum number of tries of a request to take a use. Only a write without an answer is tried again.
 const maxTries = 3
 
 // redemption is the redemption of one token for one request.
@@ -119,8 +119,11 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 			if err := ctx.Err(); err != nil {
 				return nil, reason.Wrap(reason.StoreUnavailable, err, "the client disconnected")
 			}
-			next, err = r.take(record.Return(rec, c.ID, slices.Concat(before, taken)), own, id, now)
-			written = err == nil
+			// The record may have this id already: the API client sends a write again that it believes to be lost.
+			rec = record.Return(rec, c.ID, slices.Concat(before, taken, []string{id}))
+			if next, err = r.take(rec, own, id, now); err == nil {
+				written = true
+			}
 			return next, err
 		})
 		if written {

@@ -277,6 +277,34 @@ func TestAttack_T58_AUseInARestoredStoreIsNotServed(t *testing.T) {
 	}
 }
 
+// twice applies a change, and calls it again as after a conflict: the API client sent a write again that was applied.
+type twice struct{ *store.Store }
+
+func (f twice) Session(uid string) store.Session { return store.NewSession(f, uid) }
+
+func (f twice) Update(ctx context.Context, uid string, change store.Change) error {
+	if err := f.Store.Update(ctx, uid, change); err != nil {
+		return err
+	}
+	return f.Store.Update(ctx, uid, change)
+}
+
+func TestRedeem_AWriteThatWasSentTwiceIsOneUse(t *testing.T) {
+	r, s, c := attested(t)
+	r.Records = twice{s}
+	for n := range 3 {
+		if err := redeemed(t, r, c); err != nil {
+			t.Errorf("use %d: %v", n+1, err)
+		}
+		if got := uses(t, s, c); int(got) != n+1 {
+			t.Errorf("after %d uses the record has %d", n+1, got)
+		}
+	}
+	if err := redeemed(t, r, c); code(err) != reason.TokenUsedUp {
+		t.Errorf("the fourth use: %v", err)
+	}
+}
+
 // Without a next request the use is returned all the same, for other replicas.
 func TestRedeem_ReturnsAnUnservedUseInTheBackground(t *testing.T) {
 	r, s, c := attested(t)

@@ -308,6 +308,10 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	if err != nil {
 		return nil, s.afterVerdict(ctx, c, v, err)
 	}
+	// A restore that was noticed since made the challenge void. The records may have forgotten that it was used.
+	if _, err := s.SealKeys().Open(sealed); err != nil {
+		return nil, err
+	}
 	if v.Identity.EKSHA256 != "" {
 		if err := s.Records.DeletePending(ctx, v.Identity.EKSHA256); err != nil {
 			// The pending entry expires after a day.

@@ -130,7 +130,7 @@ type Change func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation
 
 // ErrRestored means that the store was restored from a backup. A change that failed with it grants nothing, and may
 // have changed the restored state.
-var ErrRestored = errors.New("etcd was restored; everything is read again")
+var ErrRestored = errors.New("the store was restored from a backup; everything is read again")
 
 // Session is the work of one request on the record of one Machine.
 type Session interface {

@@ -97,6 +97,8 @@ type guard interface {
 	// long ago.
 	RecordAnswer()
 	Silent() bool
+	// Probe returns an error if etcd was restored, or if it is not known.
+	Probe(ctx context.Context) error
 }
 
 func newSecrets(o secretsOptions) *Secrets {
@@ -373,6 +375,9 @@ func (s *Secrets) ReadProvisioning(ctx context.Context) (provisioning.View, erro
 		return view.Gone(s.o.Now()), nil
 	} else if err != nil {
 		return provisioning.View{}, fmt.Errorf("read Secret %s: %w", name, err)
+	}
+	if err := s.o.Guard.Probe(ctx); err != nil { // a restore may have brought back an earlier token
+		return provisioning.View{}, err
 	}
 	view, _ = view.Read(s.o.Now(), secret.Data, time.Duration(s.o.Token.Grace))
 	return view, nil

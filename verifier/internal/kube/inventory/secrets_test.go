@@ -31,6 +31,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // secretAPI is as much of an API as there is to one Secret, whatever its name, to
@@ -176,6 +177,24 @@ func (a *secretAPI) put(c *Inventory, version int, data map[string]string) {
 	i := &sources.Object{Version: uint64(version), Value: secretData{a.data}}
 	a.mu.Unlock()
 	c.putToken(c.guard.Epoch(), i)
+}
+
+// T58: a restored Secret may have an earlier token. A live read would take it for an edit.
+func TestAttack_T58_ALiveReadOfARestoredTokenShowsTheRestore(t *testing.T) {
+	api := newSecretAPI(t)
+	c := api.cluster(t)
+	api.put(c, 1, map[string]string{"token": tokenB})
+	if _, err := c.ReadProvisioning(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	api = newSecretAPI(t)
+	c = api.cluster(t)
+	api.put(c, 1, map[string]string{"token": tokenB})
+	c.guard.Observe(0, 50)
+	api.revision, api.data["token"] = 20, []byte(tokenA)
+	if _, err := c.ReadProvisioning(t.Context()); !errors.Is(err, store.ErrRestored) || c.guard.Epoch() != 1 {
+		t.Errorf("%v, %d restores", err, c.guard.Epoch())
+	}
 }
 
 // What an edit means stays when the watch begins again before it is in the Secret.

@@ -103,9 +103,9 @@ func (d *Detector) Probe(ctx context.Context) error {
 	return check(now)
 }
 
-// Expect returns a check for the revision of etcd that a consistent read or a write of a custom resource returns, which
-// begins now and belongs to what began in an epoch. The check returns [store.ErrRestored] if etcd had a higher revision
-// before, or if the epoch has ended. A revision of 0 is unknown.
+// Expect returns a check for a consistent read or a write of a custom resource that begins now. epoch is that in which
+// its request began. The check receives the revision of etcd from the answer; 0 is unknown. It returns
+// [store.ErrRestored] if etcd had a higher revision before, or if the epoch has ended.
 func (d *Detector) Expect(epoch uint32) (check func(revision uint64) error) {
 	before := d.Highest(epoch)
 	return func(revision uint64) error {

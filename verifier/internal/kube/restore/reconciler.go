@@ -168,6 +168,9 @@ func (r *Reconciler) repair(ctx context.Context, latches map[string]rule.Latch) 
 // object, such as one that cannot be decoded. Any other error counts for all records, unless the API or
 // package records explains it.
 func ofOneRecord(err error) bool {
+	if errors.Is(err, store.ErrRestored) { // again: what was repaired may be lost
+		return false
+	}
 	if kerrors.IsInternalError(err) {
 		return true
 	}

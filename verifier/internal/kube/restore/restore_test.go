@@ -22,6 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
@@ -120,6 +121,28 @@ func TestRepairsOfARestoreSurviveTheNext(t *testing.T) {
 	}
 	if p.Repairing() || first["v"].Quarantined {
 		t.Error("not repaired, or a map that was in use was changed")
+	}
+}
+
+// T58: a second restore may undo what the repair has written. So no keys are renewed before all is repaired again.
+func TestAttack_T58_NoKeysWhileASecondRestoreShows(t *testing.T) {
+	p := newProcess()
+	p.memory.Latches = map[string]rule.Latch{"u": {Joined: true}, "v": {Joined: true}}
+	p.Restored(0, "test")
+	r := p.reconciler(map[string]*v1alpha1.MachineAttestation{})
+	update, renewed, writes := r.Update, 0, 0
+	r.RenewKeys = func(context.Context) error { renewed++; return nil }
+	r.Update = func(ctx context.Context, uid string, change store.Change) error {
+		if writes++; writes == 2 {
+			return reason.Wrap(reason.StoreUnavailable, store.ErrRestored, "write")
+		}
+		return update(ctx, uid, change)
+	}
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, store.ErrRestored) || renewed != 0 {
+		t.Errorf("%v, and keys were renewed %d times", err, renewed)
+	}
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || renewed != 1 || p.Repairing() {
+		t.Errorf("then: %v, and keys were renewed %d times", err, renewed)
 	}
 }
 

@@ -30,7 +30,7 @@ type Revisions interface {
 	Epoch() uint32
 	// Highest returns the highest revision that was observed in an epoch.
 	Highest(epoch uint32) uint64
-	// Observe receives the revision of a list or an event.
+	// Observe receives the revision of a list, an event or a write.
 	Observe(epoch uint32, revision uint64)
 	// Probe reads the API's current revision before a watch continues.
 	Probe(context.Context) error
