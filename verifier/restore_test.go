@@ -82,7 +82,7 @@ func TestAttack_T60_ARestoreMakesNothingLessStrictUntilAcknowledged(t *testing.T
 	},
 		func() string { return "the grant was withdrawn, and the machine gets in" })
 
-	rs.age(500)
+	p.age(t, 500)
 	if err := rs.cluster.Restore(snapshot); err != nil {
 		t.Fatal(err)
 	}
@@ -183,14 +183,7 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 		eventually(t, func() bool { return !attests(n) },
 			func() string { return name + " was removed, and the machine gets in" })
 	}
-	rs.age(500)
-	// Both processes have seen that revision. Else the restored etcd may reach what they saw
-	// before they connect again.
-	agedKeys := soft(t)
-	aged := string(rs.machine("aged", agedKeys.spki).GetUID())
-	eventually(t, func() bool { return p.server.View().Machines.Enrolled(agedKeys.spki) && rs.record(aged) != nil },
-		func() string { return "a new Machine is not seen" })
-
+	p.age(t, 500)
 	if err := rs.cluster.Restore(snapshot); err != nil {
 		t.Fatal(err)
 	}
@@ -228,6 +221,17 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 			func() string { return fmt.Sprintf("acknowledged, and %s does not count: %v", name, why) })
 	}
 	p.detectedOnce()
+}
+
+// age writes n revisions, and waits until the front and the controller have seen them. Otherwise the restored etcd may
+// reach what they saw before they connect again.
+func (p *inProcess) age(t *testing.T, n int) {
+	t.Helper()
+	p.rs.age(n)
+	keys := soft(t)
+	uid := string(p.rs.machine("aged", keys.spki).GetUID())
+	eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) && p.rs.record(uid) != nil },
+		func() string { return "a new Machine is not seen" })
 }
 
 // restores returns how often the front and the controller detected a restore of etcd. Either may be the first.
