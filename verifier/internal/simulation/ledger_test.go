@@ -24,6 +24,7 @@ type ledger struct {
 	served      map[string]int32           // configs, by the id of the token
 	holder      map[string]string          // the UID of the Machine whose record has an EK
 	restored    time.Time                  // the last restore of etcd
+	visible     bool                       // each process that runs notices it by the revision
 	violations  []string
 }
 
@@ -51,7 +52,7 @@ func (l *ledger) found() (violations []string, served int32) {
 func (l *ledger) committed(c change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch orOf(c).kind.resource {
+	switch c.last().kind.resource {
 	case "machines":
 		l.machine(c)
 	case "machineattestations":
@@ -61,16 +62,8 @@ func (l *ledger) committed(c change) {
 	}
 }
 
-// orOf returns the state after a change, or the last one.
-func orOf(c change) *object {
-	if c.after != nil {
-		return c.after
-	}
-	return c.before
-}
-
 func (l *ledger) machine(c change) {
-	uid := text(orOf(c).meta(), "uid")
+	uid := text(c.last().meta(), "uid")
 	if c.after == nil {
 		for ek, holder := range l.holder {
 			if holder == uid {
@@ -101,11 +94,11 @@ const (
 )
 
 // restore records a restore of etcd. No process could keep what it had not read before. An identity that was recorded
-// after the backup is lost: the verifier keeps only what denies a config.
-func (l *ledger) restore(b backup) {
+// after the backup is lost: the verifier keeps only what denies a config. lost is the number of writes since then.
+func (l *ledger) restore(b backup, lost, bump uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.restored = time.Now()
+	l.restored, l.visible = time.Now(), bump == 0 && lost > 100 || bump > 1_000_000
 	for _, since := range []map[string]time.Time{l.quarantined, l.joined} {
 		maps.DeleteFunc(since, func(_ string, at time.Time) bool { return time.Since(at) < seen })
 	}
@@ -217,6 +210,20 @@ func claimsOf(token string) (c tokenClaims) {
 
 // uses is the number of configs that a token of the policy allows.
 const uses = 3
+
+// end receives each process that ended. It noticed the restore of etcd at most once, and only if it ran before. A
+// controller runs through the restore, and notices it if it is visible.
+func (l *ledger) end(p *process) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	through := !l.restored.IsZero() && p.started.Before(l.restored)
+	switch n := p.noticed.Load(); {
+	case n > 1 || n == 1 && !through:
+		l.violated("%s noticed a restore of etcd %d times", p.name, n)
+	case n == 0 && through && l.visible && p.server == nil:
+		l.violated("%s did not notice the restore of etcd", p.name)
+	}
+}
 
 // serve receives each config that the gate of a front served for a token. A front that started after a restore of etcd
 // cannot know that the token was used, and accepts it until it has the new keys.

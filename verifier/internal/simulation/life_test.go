@@ -88,18 +88,19 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 		}
 	}
 	for _, p := range l.processes() {
-		p.end()
+		l.end(p)
 	}
 	violations, served = l.ledger.found()
 	return violations, served, nil
 }
 
 // end stops a process and frees what it has.
-func (p *process) end() {
+func (l *life) end(p *process) {
 	p.stop()
 	if p.server != nil {
 		_ = p.server.Close()
 	}
+	l.ledger.end(p)
 }
 
 // skew returns the error of a process's clock.
@@ -173,7 +174,7 @@ func (l *life) restarts(all []*process, i int, name string, one starter) {
 			old.drain()
 			time.Sleep(between(r, 0, 15*time.Second))
 		}
-		old.end()
+		l.end(old)
 		time.Sleep(between(r, time.Second, 20*time.Second))
 		next, err := one(l.ctx, name, l.skew(name))
 		if err != nil {

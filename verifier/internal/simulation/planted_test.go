@@ -39,8 +39,8 @@ var planted = []struct {
 		"case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):", "case false:"},
 	{"a served use is returned", `served \d+ configs`, "verifier/internal/redeem/redeem.go",
 		"r.unserved.remove(c.ID, before)", "for _, id := range taken {\nr.markUnserved(ctx, c, id)\n}"},
-	{"a write does not show a restore of etcd", `served \d+ configs`, "verifier/internal/kube/records/object.go",
-		"err = check(revision)", "_, _ = check, revision"},
+	{"an older record does not show a restore of etcd", `served \d+ configs|had a Node|quarantined`,
+		"verifier/internal/kube/records/object.go", "if err == nil && version < cached {", "if false {"},
 	{"a restore of etcd loses the latches", "was quarantined|had a Node", "verifier/internal/kube/restore/guard.go",
 		"latches := maps.Clone(m.Latches)", "latches := map[string]rule.Latch{}"},
 }

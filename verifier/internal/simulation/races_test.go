@@ -104,8 +104,9 @@ func (l *life) restore() {
 		l.out[fmt.Sprintf("worker-%d", i)] = true
 	}
 	l.mu.Unlock()
-	l.ledger.restore(backup)
-	l.server.restore(backup)
+	bump := []uint64{0, 0, 1_000, 1_000_000_000}[l.dice.roll("bump").IntN(4)]
+	l.ledger.restore(backup, l.server.lost(backup), bump)
+	l.server.restore(backup, bump)
 	time.Sleep(between(r, 0, 5*time.Second))
 	l.everywhere(func(p *process) { l.gets(user, p, token) }, func() {})
 	time.Sleep(between(r, time.Minute, 3*time.Minute))
@@ -120,5 +121,33 @@ func (l *life) restore() {
 			})
 		time.Sleep(time.Minute)
 		l.proves(m, l.pick(r))
+	}
+	l.late(r)
+}
+
+// late is a new machine after the faults, and after the administrator acknowledged the restore. Each front lets it in.
+func (l *life) late(r *rand.Rand) {
+	for !l.over() {
+		time.Sleep(10 * time.Second)
+	}
+	m, err := l.machine("late")
+	if err != nil {
+		panic(err)
+	}
+	for i := range replicas {
+		in := false
+		for end := time.Now().Add(2 * time.Minute); !in && time.Now().Before(end); {
+			time.Sleep(between(r, time.Second, 10*time.Second))
+			l.mu.Lock()
+			p := l.fronts[i]
+			l.mu.Unlock()
+			token := l.proves(m, p)
+			in = token != "" && l.gets(m, p, token)
+		}
+		if !in {
+			l.ledger.mu.Lock()
+			l.ledger.violated("front-%d lets no machine in after the restore was acknowledged", i)
+			l.ledger.mu.Unlock()
+		}
 	}
 }

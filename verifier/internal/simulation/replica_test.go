@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
@@ -98,6 +100,7 @@ type process struct {
 	log     *slog.Logger
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
+	noticed atomic.Int32 // restores of etcd, by its log
 
 	server *server.Server // of a front
 	http   *http.Server   // of a front
@@ -121,6 +124,34 @@ func (p *process) stop() {
 	}
 }
 
+// notices counts the restores of etcd in a log.
+type notices struct {
+	slog.Handler
+	count *atomic.Int32
+}
+
+func (n notices) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelError || n.Handler.Enabled(ctx, level)
+}
+
+func (n notices) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "etcd went back") {
+		n.count.Add(1)
+	}
+	if !n.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return n.Handler.Handle(ctx, r)
+}
+
+func (n notices) WithAttrs(all []slog.Attr) slog.Handler {
+	return notices{n.Handler.WithAttrs(all), n.count}
+}
+
+func (n notices) WithGroup(name string) slog.Handler {
+	return notices{n.Handler.WithGroup(name), n.count}
+}
+
 // parts returns what a process is made of, with a network of its own and a clock that is off by skew.
 func (w *world) parts(name string, skew time.Duration, more string) (*process, *backend.Parts, error) {
 	text := fmt.Sprintf("origins: [%q]\nupstream: https://%s\nkubernetes:\n  kubeconfig: %s\n"+
@@ -129,9 +160,9 @@ func (w *world) parts(name string, skew time.Duration, more string) (*process, *
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &process{name: name, started: time.Now(), log: w.log.With("process", name), client: &client{
-		name: name, server: w.server, dice: w.dice,
+	p := &process{name: name, started: time.Now(), client: &client{name: name, server: w.server, dice: w.dice,
 		trace: w.trace, mcs: http.HandlerFunc(serveConfigs), crashed: make(chan struct{})}}
+	p.log = slog.New(notices{w.log.Handler(), &p.noticed}).With("process", name)
 	parts := backend.NewParts(c, p.log, func() time.Time { return time.Now().Add(skew) }, "v0.0.0-simulation")
 	parts.Transport, parts.FreeMemory = p.client, func() {}
 	return p, parts, nil

@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -97,6 +98,14 @@ type change struct {
 	before, after *object // nil if the object did not exist, or was deleted
 }
 
+// last returns the state after the change, or the last state of a deleted object.
+func (c change) last() *object {
+	if c.after != nil {
+		return c.after
+	}
+	return c.before
+}
+
 // store is the API server's storage. One etcd has all resources, so they share one revision.
 type store struct {
 	// committed receives each write, with the lock held.
@@ -128,8 +137,8 @@ func (w write) key() string {
 	return (&object{kind: w.kind, namespace: w.namespace, name: w.name}).key()
 }
 
-// clone returns a deep copy in the form in which JSON has it.
-func clone(f fields) fields {
+// normal returns a deep copy with the types to which JSON decodes. All stored content has these types.
+func normal(f fields) fields {
 	raw, err := json.Marshal(f)
 	if err != nil {
 		panic(err)
@@ -145,7 +154,7 @@ func clone(f fields) fields {
 func (s *store) create(w write, content fields) (*object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	content = clone(content)
+	content = normal(content)
 	meta := section(content, "metadata")
 	if meta == nil {
 		meta = fields{}
@@ -165,7 +174,7 @@ func (s *store) create(w write, content fields) (*object, error) {
 	}
 	meta["uid"] = fmt.Sprintf("00000000-0000-4000-8000-%012d", s.serial)
 	meta["creationTimestamp"] = time.Now().UTC().Format(time.RFC3339)
-	meta["generation"] = 1
+	meta["generation"] = 1.0
 	delete(meta, "deletionTimestamp")
 	for _, field := range w.kind.own {
 		delete(content, field)
@@ -182,11 +191,11 @@ func (s *store) change(w write, next func(current fields) (fields, error)) (*obj
 	if before == nil {
 		return nil, apierrors.NewNotFound(w.kind.gr(), w.name)
 	}
-	wanted, err := next(clone(before.content))
+	wanted, err := next(runtime.DeepCopyJSON(before.content))
 	if err != nil {
 		return nil, err
 	}
-	wanted = clone(wanted)
+	wanted = normal(wanted)
 	old, meta := before.meta(), section(wanted, "metadata")
 	if meta == nil {
 		return nil, apierrors.NewBadRequest("no metadata")
@@ -197,7 +206,7 @@ func (s *store) change(w write, next func(current fields) (fields, error)) (*obj
 		}
 	}
 	if field, ok := w.kind.own[w.sub]; ok {
-		all := clone(before.content)
+		all := runtime.DeepCopyJSON(before.content)
 		if all[field] = wanted[field]; wanted[field] == nil {
 			delete(all, field)
 		}
@@ -250,7 +259,7 @@ func (s *store) delete(w write, o metav1.DeleteOptions) (*object, error) {
 		if meta["deletionTimestamp"] != nil {
 			return before, nil
 		}
-		next := clone(before.content)
+		next := runtime.DeepCopyJSON(before.content)
 		section(next, "metadata")["deletionTimestamp"] = time.Now().UTC().Format(time.RFC3339)
 		return s.commit(w, before, next), nil
 	}
@@ -268,9 +277,8 @@ func (s *store) commit(w write, before *object, content fields) *object {
 	return after
 }
 
-// newObject returns a state with its content in the form that JSON has.
+// newObject returns a state. Its content must not be changed.
 func newObject(w write, content fields) *object {
-	content = clone(content)
 	raw, err := json.Marshal(content)
 	if err != nil {
 		panic(err)
@@ -283,7 +291,7 @@ func (s *store) remove(w write, before *object) error {
 	s.revision++
 	delete(s.objects, before.key())
 	// The event of a deletion has the last state, with the revision of the deletion.
-	last := clone(before.content)
+	last := runtime.DeepCopyJSON(before.content)
 	section(last, "metadata")["resourceVersion"] = strconv.FormatUint(s.revision, 10)
 	s.publish(change{revision: s.revision, at: time.Now(), by: w.by, before: newObject(w, last)})
 	return nil
@@ -293,12 +301,10 @@ func (s *store) remove(w write, before *object) error {
 func (s *store) publish(c change) {
 	s.history = append(s.history, c)
 	s.committed(c)
-	s.wake()
-}
-
-func (s *store) wake() {
 	for w := range s.watchers {
-		w.notify()
+		if w.request.kind == c.last().kind {
+			w.notify()
+		}
 	}
 }
 
@@ -321,28 +327,46 @@ func (s *store) list(matches func(*object) bool) (all []*object, revision uint64
 	return all, s.revision
 }
 
-// next returns the first change after a revision. It returns ended if the watch cannot continue.
-func (s *store) next(after uint64, era int) (c change, ok, ended bool) {
+// next moves a watch to its next change and returns the change. It returns ended if the watch cannot continue.
+func (s *store) next(w *stream) (c change, ok, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if era != s.era || after < s.compacted {
+	if s.ended(w) {
 		return change{}, false, true
 	}
-	i, _ := slices.BinarySearchFunc(s.history, after+1, func(c change, r uint64) int {
+	if c, ok = s.advance(w); ok {
+		w.at = c.revision
+	}
+	return c, ok, false
+}
+
+// ended reports whether a watch cannot continue. The caller holds the lock.
+func (s *store) ended(w *stream) bool { return w.era != s.era || w.at < s.compacted }
+
+// advance moves a watch over the changes of other kinds, and returns the next one of its own. The caller holds the
+// lock.
+func (s *store) advance(w *stream) (c change, ok bool) {
+	i, _ := slices.BinarySearchFunc(s.history, w.at+1, func(c change, r uint64) int {
 		return int(int64(c.revision) - int64(r))
 	})
-	if i == len(s.history) {
-		return change{}, false, false
+	for _, c := range s.history[i:] {
+		if c.last().kind == w.request.kind {
+			return c, true
+		}
+		w.at = c.revision
 	}
-	return s.history[i], true, false
+	return change{}, false
 }
 
 // compact forgets the history. Watches that are behind end.
 func (s *store) compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for w := range s.watchers {
+		s.advance(w)
+		w.notify()
+	}
 	s.compacted, s.history = s.revision, nil
-	s.wake()
 }
 
 // backup is a state of etcd.
@@ -357,11 +381,22 @@ func (s *store) backup() backup {
 	return backup{s.revision, maps.Clone(s.objects)}
 }
 
-// restore sets a state from a backup. All watches end.
-func (s *store) restore(b backup) {
+// lost returns the number of writes since a backup.
+func (s *store) lost(b backup) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.revision, s.objects, s.history, s.compacted = b.revision, maps.Clone(b.objects), nil, b.revision
+	return s.revision - b.revision
+}
+
+// restore sets a state from a backup. All watches end. bump raises the revision, as etcd's --bump-revision does; the
+// objects keep theirs.
+func (s *store) restore(b backup, bump uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := b.revision + bump
+	s.revision, s.objects, s.history, s.compacted = now, maps.Clone(b.objects), nil, now
 	s.era++
-	s.wake()
+	for w := range s.watchers {
+		w.notify()
+	}
 }

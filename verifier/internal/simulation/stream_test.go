@@ -27,9 +27,8 @@ type stream struct {
 	closed  chan struct{}
 	close   func()
 
-	// Of the reader.
-	at   uint64 // the revision of the last event
-	left []byte
+	at   uint64 // the revision up to which all changes are delivered; under the lock of the store
+	left []byte // of the reader
 }
 
 // open begins a watch. Its caller read the list.
@@ -90,7 +89,7 @@ func (s *stream) Close() error {
 
 // next waits for the next event, and for the time that it needs to arrive.
 func (s *stream) next() error {
-	c, ok, ended := s.client.server.next(s.at, s.era)
+	c, ok, ended := s.client.server.next(s)
 	switch {
 	case ended: // after a while: an open watch does not show a restore
 		select {
@@ -116,7 +115,6 @@ func (s *stream) next() error {
 		}
 		return nil
 	}
-	s.at = c.revision
 	before, after := c.before != nil && s.matches(c.before), c.after != nil && s.matches(c.after)
 	var event []byte
 	switch {
@@ -134,7 +132,10 @@ func (s *stream) next() error {
 	if err := s.client.deliver(s.ctx, s.closed, s.name, c.at); err != nil {
 		return err
 	}
-	if _, _, ended := s.client.server.next(s.at, s.era); ended {
+	store := s.client.server.store
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	if store.ended(s) {
 		return io.ErrUnexpectedEOF
 	}
 	s.left = event
@@ -142,7 +143,13 @@ func (s *stream) next() error {
 }
 
 func (s *stream) bookmark(annotations map[string]any) []byte {
+	store := s.client.server.store
+	store.mu.Lock()
+	if !store.ended(s) {
+		store.advance(s)
+	}
 	meta := fields{"resourceVersion": strconv.FormatUint(s.at, 10)}
+	store.mu.Unlock()
 	if annotations != nil {
 		meta["annotations"] = annotations
 	}
