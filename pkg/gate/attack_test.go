@@ -128,6 +128,24 @@ func FuzzBearer(f *testing.F) {
 	})
 }
 
+// A restore of the store that is noticed while the record is read makes all tokens void.
+func TestAttack_T58_ATokenThatIsVoidAfterTheCheckGetsNoConfig(t *testing.T) {
+	f, void := newFixture(), false
+	f.Tokens = fakeTokens{verify: func([]byte) (token.Claims, error) {
+		if void {
+			return token.Claims{}, reason.Deny(reason.TokenInvalid, "the key is void")
+		}
+		return token.Claims{Pool: "worker"}, nil
+	}}
+	f.redeem.check = func() error {
+		void = true
+		return nil
+	}
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || f.redeem.redeems != 0 || len(f.upstream) != 0 {
+		t.Errorf("%d, %d uses, %d requests to the upstream", res.StatusCode, f.redeem.redeems, len(f.upstream))
+	}
+}
+
 // Also A21: neither line nor decision contains a token, wherever it was in the request.
 func TestAttack_T46_TokenInTheURL(t *testing.T) {
 	const raw = "eyJhbGciOiJFUzI1NiJ9.eyJwb29sIjoid29ya2VyIn0.c2ln"

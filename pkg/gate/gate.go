@@ -266,7 +266,7 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //   - without a token otherwise: TokenMissing;
 //   - the provisioning token is valid, if the policy accepts it; or else the token is
 //     valid and for this pool. An invalid token never counts as no token;
-//   - the record still allows it;
+//   - the record still allows it, and the token is still valid;
 //   - the upstream's response is a whole Ignition config. If machines have their own
 //     bootstrap credentials, the shared one in it can be replaced;
 //   - GET: the bootstrap credential of the machine is read, if machines have their own;
@@ -407,7 +407,12 @@ func (g *gate) authorize(r *request) error {
 	if claims.Pool != r.pool {
 		return reason.Deny(reason.TokenPool, "the token is for pool %s, the request for pool %s", claims.Pool, r.pool)
 	}
-	r.redemption, err = g.Redeem.Check(r.Context(), claims)
+	if r.redemption, err = g.Redeem.Check(r.Context(), claims); err != nil {
+		return err
+	}
+	// A restore that was noticed after the first check makes the token void. The redemption itself notices only restores
+	// since it began.
+	_, err = g.Tokens.Verify(g.Now(), raw)
 	return err
 }
 

@@ -8,8 +8,8 @@
 // after the client disconnected. The next request with the token returns the unserved uses on the
 // record, in the write that takes its own use. Without a next request, the redeemer returns them in the
 // background. A use that was served is never returned, so no token serves more often than its record
-// allows. A restore of etcd may bring back uses that were served; the answer to a write shows it, see
-// [store.ErrRestored].
+// allows. A restore of etcd may bring back uses that were served; the read or the write of the record shows
+// it, see [store.ErrRestored].
 package redeem
 
 import (
@@ -130,7 +130,7 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 			taken = append(taken, id)
 		}
 		// Without an answer it is unknown whether the use was taken. The next try returns it and takes another one, because
-		// only the answer to a write tells whether etcd was restored.
+		// only the answer to its write reliably tells whether etcd was restored.
 		if err == nil || len(taken) == 0 || ctx.Err() != nil || errors.Is(err, store.ErrRestored) ||
 			reason.From(err).Code != reason.StoreUnavailable {
 			break

@@ -208,6 +208,7 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	k.records = records.New(records.Options{
 		Client: live, Namespace: c.Namespace, Machine: k.registry.ByUID, Log: o.Log, Events: k.events, Called: o.Called,
 		Revoke: o.Revoke, Withheld: k.guard.WithheldGrant, Revisions: k.guard,
+		Cached: func(name types.NamespacedName) (uint64, uint32) { return k.watches.Cached(attestationKind, name) },
 	})
 	k.limit = flowcontrol.NewTokenBucketRateLimiter(o.WritesPerSecond, int(2*o.WritesPerSecond)+1)
 	k.repair.Limit = k.limit

@@ -3,7 +3,12 @@
 package inventory
 
 import (
+	"encoding/json"
+	"errors"
+	"log/slog"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"testing"
@@ -12,14 +17,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 func TestMachineInBothAPIs_HasOneRecord(t *testing.T) {
@@ -208,6 +216,39 @@ func TestInventory_DropsAForgedRecordReadBeforeItsMachine(t *testing.T) {
 	c.watching(t, machineAPIKind, "m").list(t, 9, object(1, 9, nil))
 	if l, ok := c.latch(string(m.GetUID())); !ok || l.namespace != "m" {
 		t.Errorf("the latch of the record does not count: %v, %+v", ok, l)
+	}
+}
+
+// A restore may raise the revision. Then only an older object shows it.
+func TestAttack_T58_ALiveReadOfARestoredRecordShowsTheRestore(t *testing.T) {
+	m := object(1, 1, nil)
+	live := roleRecord(string(m.GetUID()), m.GetName(), "worker", "")
+	live.SetOwnerReferences([]metav1.OwnerReference{{UID: m.GetUID(), Name: m.GetName(), Kind: m.GetKind(),
+		APIVersion: m.GetAPIVersion()}})
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(live)
+	}))
+	defer api.Close()
+	c, err := New(&rest.Config{Host: api.URL}, config.Kubernetes{Namespace: "own", MachineNamespaces: []string{"m"}},
+		Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.watching(t, machineAPIKind, "m").list(t, 8, m)
+	cached := live.DeepCopy()
+	cached.SetResourceVersion("8")
+	c.watching(t, attestationKind, "m").list(t, 8, cached)
+	for _, version := range []string{"9", "8"} {
+		live.SetResourceVersion(version)
+		if _, err := c.Records().Record(t.Context(), string(m.GetUID())); err != nil || c.guard.Epoch() != 0 {
+			t.Errorf("version %s: %v, %d restores", version, err, c.guard.Epoch())
+		}
+	}
+	live.SetResourceVersion("7")
+	_, err = c.Records().Record(t.Context(), string(m.GetUID()))
+	if !errors.Is(err, store.ErrRestored) || c.guard.Epoch() != 1 {
+		t.Errorf("an earlier version: %v, %d restores", err, c.guard.Epoch())
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // The names of resources for [Options.Called].
@@ -88,16 +89,25 @@ type snapshot struct {
 	record *v1alpha1.MachineAttestation
 }
 
-// read reads the record live.
+// read reads the record live. It fails if the cache has a later version, because etcd was then restored. It also fails
+// if only the cache has the record.
 func (r *Records) read(ctx context.Context, at place) (snapshot, error) {
+	cached, epoch := r.o.Cached(at.key())
 	o, err := r.get(ctx, at.key())
 	switch {
+	case Missing(err) && cached != 0:
+		return snapshot{}, unavailable(err, "read record %s, whose deletion no watch has reported", at)
 	case Missing(err) && at.machine != nil && at.machine.StandIn:
 		return snapshot{}, reason.Deny(reason.MachineNotFound, "%s was deleted", at)
 	case Missing(err):
 		return snapshot{at: at}, nil
 	case err != nil:
 		return snapshot{}, unavailable(err, "read record %s", at)
+	}
+	version, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+	if err == nil && version < cached {
+		r.o.Revisions.Restored(epoch, fmt.Sprintf("record %s is at revision %d, %d was seen before", at, version, cached))
+		return snapshot{}, unavailable(store.ErrRestored, "read record %s", at)
 	}
 	return r.decodeRecord(at, o)
 }

@@ -73,6 +73,10 @@ type Options struct {
 	Withheld func(a *v1alpha1.MachineAttestation) bool
 	// Revisions, if set, detects a restore of etcd.
 	Revisions Revisions
+	// Cached, if set, returns the resourceVersion of a record in the cache, or 0 if the cache does not have it, and the
+	// epoch of [Revisions] of the cache. A live read with an earlier version shows a restore of etcd, even if the restore
+	// raised the revision of etcd.
+	Cached func(name client.ObjectKey) (version uint64, epoch uint32)
 }
 
 // Revisions detects a restore of etcd. Each detected restore begins an epoch.
@@ -81,6 +85,8 @@ type Revisions interface {
 	// Expect returns a check for the revision of a write that begins now. It returns an error if etcd was restored since
 	// the epoch. Then the write grants nothing: what it rests on, or the record, may be from before the restore.
 	Expect(epoch uint32) (check func(revision uint64) error)
+	// Restored receives a restore that was detected from the state of an epoch.
+	Restored(epoch uint32, why string)
 }
 
 // unchecked detects no restore.
@@ -89,6 +95,8 @@ type unchecked struct{}
 func (unchecked) Epoch() uint32 { return 0 }
 
 func (unchecked) Expect(uint32) func(uint64) error { return func(uint64) error { return nil } }
+
+func (unchecked) Restored(uint32, string) {}
 
 // Records reads and writes the records. It is safe for concurrent use.
 type Records struct {
@@ -109,6 +117,9 @@ func New(o Options) *Records {
 	}
 	if o.Revisions == nil {
 		o.Revisions = unchecked{}
+	}
+	if o.Cached == nil {
+		o.Cached = func(client.ObjectKey) (uint64, uint32) { return 0, 0 }
 	}
 	return &Records{o: o}
 }

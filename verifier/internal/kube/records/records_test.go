@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -771,6 +772,42 @@ func TestAttack_T58_AWriteIntoARestoredEtcdGrantsNothing(t *testing.T) {
 	denied(t, before.Update(t.Context(), redeem), reason.StoreUnavailable)
 	if err := r.Update(t.Context(), m.UID, same); err != nil || noticed != 1 {
 		t.Errorf("after the restore was noticed: %v, %d restores", err, noticed)
+	}
+}
+
+// After a restore with --bump-revision, etcd counts higher than before. A record is still older than the cached one.
+func TestAttack_T58_AnOlderRecordShowsARestoreThatRaisedTheRevision(t *testing.T) {
+	s, cached := newSite(t), uint64(0)
+	d := &restore.Detector{Now: time.Now, Clock: time.Now, Noticed: func(time.Time, time.Time, string) {},
+		Reread: func() {}}
+	r, m := s.replica(func(o *records.Options) {
+		o.Revisions, o.Cached = d, func(client.ObjectKey) (uint64, uint32) { return cached, 0 }
+	}), s.machine("worker-0")
+	changed := 0
+	change := func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		changed++
+		return nil, nil
+	}
+	cached = 1
+	denied(t, r.Update(t.Context(), m.UID, change), reason.StoreUnavailable)
+	if changed != 0 || d.Epoch() != 0 {
+		t.Errorf("a record that is missing before a watch reported it: %d changes, epoch %d", changed, d.Epoch())
+	}
+	cached = 0
+	s.attested(r, m, unique(), "token1", time.Now())
+	version, err := strconv.ParseUint(s.record(r, m.UID).ResourceVersion, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cached = version
+	if err := r.Update(t.Context(), m.UID, change); err != nil || changed != 1 || d.Epoch() != 0 {
+		t.Errorf("the cached version: %v, %d changes, epoch %d", err, changed, d.Epoch())
+	}
+	cached = version + 1
+	err = r.Update(t.Context(), m.UID, change)
+	denied(t, err, reason.StoreUnavailable)
+	if !errors.Is(err, store.ErrRestored) || changed != 1 || d.Epoch() != 1 {
+		t.Errorf("an earlier version than the cached one: %v, %d changes, epoch %d", err, changed, d.Epoch())
 	}
 }
 

@@ -23,13 +23,16 @@ const (
 	callTimeout = 5 * time.Second
 	// minProbe is the minimum time between two probes.
 	minProbe = 250 * time.Millisecond
+	// A revision that is higher than writes at maxRate can explain shows a restore with etcd's --bump-revision. Its
+	// documentation raises the revision by a billion. No etcd writes at maxRate. slack is for the writes of a moment.
+	maxRate, slack = 100_000, 1_000_000 // per second, and revisions
 	// SilentAfter is the time without an answer of the API after which no provisioning token is
 	// accepted.
 	SilentAfter = 15 * time.Second
 )
 
 // Detector detects that etcd went back to an earlier time: the revision of etcd is lower than one that
-// was seen before. All custom resources share one revision; built-in resources may be in another etcd.
+// was seen before, or much higher. All custom resources share one revision; built-in resources may be in another etcd.
 // A Detector is the [sources.Revisions] of an inventory, which also detects objects that went back.
 type Detector struct {
 	API client.Reader
@@ -51,6 +54,7 @@ type Detector struct {
 	mu       sync.Mutex
 	highest  uint64
 	current  time.Time // when the API last reported highest
+	observed time.Time // the same, by Clock
 	answered time.Time // when the API last answered with its current state
 }
 
@@ -62,7 +66,7 @@ func (d *Detector) Observe(epoch uint32, revision uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.epoch.Load() == epoch {
-		d.highest, d.current = max(d.highest, revision), d.Now()
+		d.highest, d.current, d.observed = max(d.highest, revision), d.Now(), d.Clock()
 	}
 }
 
@@ -105,12 +109,20 @@ func (d *Detector) Probe(ctx context.Context) error {
 
 // Expect returns a check for a consistent read or a write of a custom resource that begins now. epoch is that in which
 // its request began. The check receives the revision of etcd from the answer; 0 is unknown. It returns
-// [store.ErrRestored] if etcd had a higher revision before, or if the epoch has ended.
+// [store.ErrRestored] if the revision shows a restore, or if the epoch has ended.
 func (d *Detector) Expect(epoch uint32) (check func(revision uint64) error) {
 	before := d.Highest(epoch)
+	d.mu.Lock()
+	observed := d.observed
+	d.mu.Unlock()
 	return func(revision uint64) error {
-		if revision != 0 && revision < before {
+		switch elapsed := d.Clock().Sub(observed); {
+		case revision == 0 || before == 0:
+		case revision < before:
 			d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", revision, before))
+		case revision-before > slack+maxRate*uint64(max(0, elapsed.Seconds())):
+			d.Restored(epoch, fmt.Sprintf("it is at revision %d, but it was at %d only %s before", revision, before,
+				elapsed.Round(time.Second)))
 		}
 		if d.Epoch() != epoch {
 			return store.ErrRestored

@@ -83,7 +83,7 @@ type Guard struct {
 	withheld map[string]bool       // UIDs of objects that are not accepted
 	token    *rule.Token           // nil if the API's provisioning token is in force
 	since    uint32                // the epoch of token
-	void     map[string]bool       // ids of keys from before a restore
+	void     map[string]bool       // ids of keys that were read before a restore was noticed
 	renewed  time.Time             // keys from before this time are also from before a restore
 	latches  map[string]rule.Latch // to be repaired
 	repaired bool                  // the latches are in the records, and new keys exist
@@ -176,7 +176,8 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	if current.IsZero() {
 		current = at
 	}
-	g.renewed = current.Add(-keys.ClockSkew).Truncate(time.Second)
+	// One clock may be fast and the other one slow.
+	g.renewed = current.Add(-2 * keys.ClockSkew).Truncate(time.Second)
 	g.mu.Unlock()
 	g.o.Void()
 	g.o.Log.Error("etcd went back to an earlier time: all keys are void, earlier revocations are repeated, and nothing "+
@@ -219,6 +220,9 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 		return
 	}
 	g.memory, g.token, g.withheld, g.missing, g.removed = nil, nil, nil, nil, nil
+	if !g.trigger.Running() { // a front, which cannot replace keys; it may have read the new ones before it noticed
+		clear(g.void)
+	}
 	g.mu.Unlock()
 	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and " +
 		"the provisioning token are in force as in the API")
@@ -353,8 +357,9 @@ func (g *Guard) HoldsToken() bool {
 	return g.token != nil
 }
 
-// Voided reports whether a key of a pair is from before a restore: it existed then, or was created
-// then. New keys from a replica that was faster are not void.
+// Voided reports whether a key of a pair is from before a restore: it was created then, or this process had read it
+// when it noticed the restore. In a front, the latter is so until the restore is acknowledged. New keys from a replica
+// that was faster are not void.
 func (g *Guard) Voided(pair keys.Pair) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

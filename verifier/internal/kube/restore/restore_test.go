@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -259,8 +260,8 @@ func TestGuard_LateNoticeAcceptsTheNewKeys(t *testing.T) {
 		return pair
 	}
 	p := newProcess()
-	inUse := made(noon.Add(-time.Minute))
-	p.memory.Keys = inUse.IDs()
+	inUse, early := made(noon.Add(-time.Minute)), made(noon.Add(59*time.Minute))
+	p.memory.Keys = slices.Concat(inUse.IDs(), early.IDs())
 	p.Observe(0, 10)
 	p.now = noon.Add(time.Hour)
 	p.Restored(0, "test")
@@ -271,11 +272,20 @@ func TestGuard_LateNoticeAcceptsTheNewKeys(t *testing.T) {
 		"of the backup, never seen":  {made(noon.Add(-time.Hour)), true},
 		"in use until the restore":   {inUse, true},
 		"made by another process":    {made(noon.Add(time.Minute)), false},
+		"made by a slow clock":       {made(noon.Add(-2*keys.ClockSkew + time.Second)), false},
 		"rotated by another process": {made(noon.Add(30 * time.Minute)), false},
+		"read before the notice":     {early, true},
 	} {
 		if p.Voided(test.pair) != test.want {
 			t.Errorf("%s: void %v", name, !test.want)
 		}
+	}
+	p.acknowledge(p.now)
+	if p.Voided(early) {
+		t.Error("acknowledged, and a front does not accept the keys that another process made")
+	}
+	if !p.Voided(made(noon.Add(-time.Hour))) {
+		t.Error("acknowledged, and the keys of the backup are accepted")
 	}
 }
 
@@ -455,6 +465,34 @@ func TestDetector_Expect(t *testing.T) {
 	}
 	if err := late(30); !errors.Is(err, store.ErrRestored) || d.Highest(d.Epoch()) != 6 {
 		t.Errorf("an answer to what began before the restore: %v, and the highest revision is %d", err, d.Highest(d.Epoch()))
+	}
+}
+
+// A restore with --bump-revision. No etcd writes that fast.
+func TestAttack_T58_AJumpOfTheRevisionShowsARestore(t *testing.T) {
+	for name, test := range map[string]struct {
+		before, after uint64
+		elapsed       time.Duration
+		want          bool
+	}{
+		"writes of a moment":       {1_000, 1_001_000, 0, false},
+		"more than that":           {1_000, 1_001_001, 0, true},
+		"writes of a minute":       {1_000, 1_001_000 + 60*100_000, time.Minute, false},
+		"more in a minute":         {1_000, 1_001_001 + 60*100_000, time.Minute, true},
+		"as etcd documents it":     {1_000, 1_000_000_900, time.Hour, true},
+		"the first answer":         {0, 1_000_000_900, 0, false},
+		"the clock was set back":   {1_000, 1_001_000, -time.Hour, false},
+		"no revision in an answer": {1_000, 0, time.Minute, false},
+	} {
+		now, noticed := noon, 0
+		d := &restore.Detector{Now: time.Now, Clock: func() time.Time { return now }, Reread: func() {},
+			Noticed: func(time.Time, time.Time, string) { noticed++ }}
+		d.Observe(0, test.before)
+		check := d.Expect(0)
+		now = now.Add(test.elapsed)
+		if err := check(test.after); errors.Is(err, store.ErrRestored) != test.want || (noticed == 1) != test.want {
+			t.Errorf("%s: %v, %d restores", name, err, noticed)
+		}
 	}
 }
 

@@ -90,6 +90,17 @@ func New(o Options, sources ...*Source) (*Runner, error) {
 	return i, nil
 }
 
+// Cached returns the resourceVersion of an object in the cache, or 0 if the cache does not have it, and the epoch of
+// [Revisions] of the cache. A live read that begins later returns no earlier version, unless etcd was restored.
+func (i *Runner) Cached(k Kind, name types.NamespacedName) (version uint64, epoch uint32) {
+	for _, s := range i.sources {
+		if s.Resource == k.Resource && s.Group == k.Group && (s.Namespace == "" || s.Namespace == name.Namespace) {
+			return s.cached(name)
+		}
+	}
+	return 0, 0
+}
+
 // Sources returns the sources.
 func (i *Runner) Sources() []*Source { return i.sources }
 

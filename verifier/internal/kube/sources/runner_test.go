@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
+
+var machines = sources.Kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine",
+	Versions: []string{"v1beta1"}}
 
 // consumer stores what an inventory of Machines receives.
 type consumer struct {
@@ -50,9 +54,7 @@ func newConsumer(t *testing.T, api *fakeAPI, namespaces ...string) *consumer {
 	var all []*sources.Source
 	for _, namespace := range namespaces {
 		all = append(all, &sources.Source{
-			Kind: sources.Kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine",
-				Versions: []string{"v1beta1"}},
-			Namespace: namespace, Optional: true, Whole: true, Object: &unstructured.Unstructured{},
+			Kind: machines, Namespace: namespace, Optional: true, Whole: true, Object: &unstructured.Unstructured{},
 			Read: read, Put: c.put, Drop: c.drop,
 		})
 	}
@@ -107,10 +109,27 @@ func (c *consumer) put(o *sources.Object) []manifest.Problem {
 	if epoch := c.epoch.Load(); in.era > int64(epoch) {
 		c.t.Errorf("%s of era %d was taken in before its restore was noticed: %d were", o, in.era, epoch)
 	}
+	c.api.do(func() {
+		c.versions(func(key string, cached, live uint64, epoch uint32) {
+			if int(epoch) == c.api.era && cached > live {
+				c.t.Errorf("%s is cached at version %d, and a read returns %d", key, cached, live)
+			}
+		})
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.values[o.String()] = int(in.value)
 	return nil
+}
+
+// versions calls f with the versions of each object of the API. The caller holds the lock of the API.
+func (c *consumer) versions(f func(key string, cached, live uint64, epoch uint32)) {
+	for key, o := range c.api.objects {
+		namespace, name, _ := strings.Cut(key, "/")
+		cached, epoch := c.Cached(machines, types.NamespacedName{Namespace: namespace, Name: name})
+		live, _ := strconv.ParseUint(o["metadata"].(map[string]any)["resourceVersion"].(string), 10, 64)
+		f(key, cached, live, epoch)
+	}
 }
 
 func (c *consumer) drop(name types.NamespacedName) {
@@ -221,6 +240,14 @@ func (m *model) equal(c *consumer) (why string) {
 			if _, ok := c.values[key]; !ok && !slices.Contains(values, none) {
 				why = fmt.Sprintf("%s is missing, want one of %v", key, values)
 			}
+		}
+		c.versions(func(key string, cached, live uint64, epoch uint32) {
+			if cached != live || epoch != c.epoch.Load() {
+				why = fmt.Sprintf("%s is at version %d of epoch %d, want %d of %d", key, cached, epoch, live, c.epoch.Load())
+			}
+		})
+		if version, _ := c.Cached(machines, types.NamespacedName{Namespace: "a", Name: "unknown"}); version != 0 {
+			why = fmt.Sprintf("an unknown object is at version %d", version)
 		}
 		if !maps.Equal(c.unusable, bad) {
 			why = fmt.Sprintf("cannot be used: %v, want %v", c.unusable, bad)

@@ -238,6 +238,17 @@ func (s *Source) older(page []*Object, version uint64) bool {
 	})
 }
 
+// cached returns the resourceVersion of an object in the cache, and the epoch of the current watch. The version is 0 if
+// the cache does not have the object, or if its state may be from an earlier epoch.
+func (s *Source) cached(name types.NamespacedName) (version uint64, epoch uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if was := s.known[name]; s.applied == s.current && was.round == s.round {
+		version = was.version
+	}
+	return version, s.current
+}
+
 // progress records the revision of the API, and reports whether the watch is the current one.
 func (s *Source) progress(watch uint32, version uint64) bool {
 	s.mu.Lock()
