@@ -98,7 +98,7 @@ const (
 func (l *ledger) restore(b backup, lost, bump uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.restored, l.visible = time.Now(), bump == 0 && lost > 100 || bump > 1_000_000
+	l.restored, l.visible = time.Now(), bump == 0 && lost > 100 || bump > 100_000_000
 	for _, since := range []map[string]time.Time{l.quarantined, l.joined} {
 		maps.DeleteFunc(since, func(_ string, at time.Time) bool { return time.Since(at) < seen })
 	}

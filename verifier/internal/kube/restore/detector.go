@@ -24,8 +24,9 @@ const (
 	// minProbe is the minimum time between two probes.
 	minProbe = 250 * time.Millisecond
 	// A revision that is higher than writes at maxRate can explain shows a restore with etcd's --bump-revision. Its
-	// documentation raises the revision by a billion. No etcd writes at maxRate. slack is for the writes of a moment.
-	maxRate, slack = 100_000, 1_000_000 // per second, and revisions
+	// documentation raises the revision by a billion. No etcd writes at maxRate. slack is for the writes while this
+	// process was suspended, which its clock does not count.
+	maxRate, slack = 100_000, 100_000_000 // per second, and revisions
 	// SilentAfter is the time without an answer of the API after which no provisioning token is
 	// accepted.
 	SilentAfter = 15 * time.Second
