@@ -23,6 +23,8 @@ type ledger struct {
 	joined      map[string]time.Time       // when a Machine first had a Node, by UID
 	served      map[string]int32           // configs, by the id of the token
 	holder      map[string]string          // the UID of the Machine whose record has an EK
+	deleted     map[string]time.Time       // when a Machine was deleted, by UID
+	granted     map[string]int             // tokens for a Machine that joined, by its UID and the end of its grant
 	restored    time.Time                  // the last restore of etcd
 	visible     bool                       // each process that runs notices it by the revision
 	violations  []string
@@ -30,7 +32,8 @@ type ledger struct {
 
 func newLedger() *ledger {
 	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]time.Time{},
-		joined: map[string]time.Time{}, served: map[string]int32{}, holder: map[string]string{}}
+		joined: map[string]time.Time{}, served: map[string]int32{}, holder: map[string]string{},
+		deleted: map[string]time.Time{}, granted: map[string]int{}}
 }
 
 // violated records a violation. The caller holds the lock.
@@ -65,6 +68,7 @@ func (l *ledger) committed(c change) {
 func (l *ledger) machine(c change) {
 	uid := text(c.last().meta(), "uid")
 	if c.after == nil {
+		l.deleted[uid] = c.at
 		for ek, holder := range l.holder {
 			if holder == uid {
 				delete(l.holder, ek)
@@ -121,7 +125,7 @@ func (l *ledger) restore(b backup, lost, bump uint64) {
 //   - a Machine that had a Node gets no token, even if it has no Node now
 //   - the identity of a record never changes, and an administrator enrolled it for this Machine
 //   - two Machines that exist never have one identity
-//   - a token has no more uses than it allows
+//   - a token has no more uses than it allows, and a grant no more attestations. It ends
 func (l *ledger) record(c change) {
 	if c.after == nil {
 		return
@@ -149,6 +153,15 @@ func (l *ledger) record(c change) {
 	if at := l.joined[uid]; (issued || used) && !at.IsZero() && c.at.Sub(at) > latched && before.Spec.Reattest == nil &&
 		time.Since(l.restored) > noticed {
 		l.violated("%s grants a config to %s, which had a Node", c.by, uid)
+	}
+	if g := before.Spec.Reattest; issued && g != nil && !l.joined[uid].IsZero() {
+		grant := fmt.Sprint(uid, " ", g.Until.Unix())
+		if l.granted[grant]++; l.granted[grant] > attestations {
+			l.violated("%s grants %d tokens to %s, which has one grant", c.by, l.granted[grant], uid)
+		}
+		if c.at.Sub(g.Until.Time) > skewed {
+			l.violated("%s grants a config to %s, whose grant has ended", c.by, uid)
+		}
 	}
 	if used && was.Phase == v1alpha1.PhaseJoined {
 		l.violated("%s redeems a token of %s, which joined", c.by, uid)
@@ -208,8 +221,12 @@ func claimsOf(token string) (c tokenClaims) {
 	return c
 }
 
-// uses is the number of configs that a token of the policy allows.
-const uses = 3
+const (
+	// uses is the number of configs that a token of the policy allows.
+	uses = 3
+	// attestations is the number of attestations that a grant allows.
+	attestations = 3
+)
 
 // end receives each process that ended. It noticed the restore of etcd at most once, and only if it ran before. A
 // controller runs through the restore, and notices it if it is visible.
@@ -231,6 +248,9 @@ func (l *ledger) serve(token string, started time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := claimsOf(token)
+	if at := l.deleted[c.MachineUID]; !at.IsZero() && time.Since(at) > seen {
+		l.violated("token %s of %s, which was deleted, served a config", c.ID, c.MachineUID)
+	}
 	unknowing := started.After(l.restored) && time.Since(l.restored) < noticed
 	if l.served[c.ID]++; l.served[c.ID] > uses && !unknowing {
 		l.violated("token %s of %s served %d configs", c.ID, c.MachineUID, l.served[c.ID])

@@ -22,8 +22,10 @@ const (
 	calm   = 6 * time.Minute
 	// replicas is the number of fronts, leaders that of controllers, and fleet that of machines.
 	replicas = 3
-	leaders  = 2
-	fleet    = 5
+	// skewed is the largest error of a process's clock.
+	skewed  = 4 * time.Minute
+	leaders = 2
+	fleet   = 5
 )
 
 // life is a cluster during its faults, and after them.
@@ -38,6 +40,7 @@ type life struct {
 	tokens      []string // that a thief copied
 	in          map[string]bool
 	out         map[string]bool // machines that need not get in
+	restores    bool            // etcd is restored
 	actors      sync.WaitGroup
 }
 
@@ -51,7 +54,7 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{},
 		fronts: make([]*process, replicas), controllers: make([]*process, leaders)}
 	w.server.committed = l.ledger.committed
-	restores := w.dice.roll("restores").IntN(3) == 0
+	l.restores = w.dice.roll("restores").IntN(3) == 0
 	start := func(all []*process, i int, kind string, one starter, restart bool) error {
 		name := fmt.Sprint(kind, "-", i)
 		if all[i], err = one(ctx, name, w.skew(name)); err == nil && restart {
@@ -66,7 +69,7 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 		}
 	}
 	for i := range leaders { // if both restart after a restore, before one repairs the records, they cannot do it
-		if err := start(l.controllers, i, "controller", w.controller, !restores); err != nil {
+		if err := start(l.controllers, i, "controller", w.controller, !l.restores); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -74,8 +77,10 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 	for i := range fleet {
 		l.actors.Go(func() { l.machineLife(fmt.Sprintf("worker-%d", i)) })
 	}
-	if restores {
+	if l.restores {
 		l.actors.Go(l.restore)
+	} else if w.dice.roll("rotates").IntN(3) == 0 {
+		l.actors.Go(l.rotate)
 	}
 	l.actors.Go(l.thief)
 	l.actors.Go(l.stranger)
@@ -105,7 +110,7 @@ func (l *life) end(p *process) {
 
 // skew returns the error of a process's clock.
 func (w *world) skew(name string) time.Duration {
-	return between(w.dice.roll("skew of "+name), -4*time.Minute, 4*time.Minute)
+	return between(w.dice.roll("skew of "+name), -skewed, skewed)
 }
 
 // starter starts a process.
@@ -274,6 +279,12 @@ func (l *life) excuse(name string) {
 	l.out[name] = true
 }
 
+func (l *life) excused(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out[name]
+}
+
 // enroll enrolls TPMs for a Machine.
 func (l *life) enroll(name string, tpms ...*softtpmtest.TPM) {
 	var all []string
@@ -324,9 +335,15 @@ func (l *life) joins(name string, m *machine, r *rand.Rand) {
 			l.gets(m, l.pick(r), token)
 		}
 	}
-	if r.IntN(2) == 0 {
-		time.Sleep(latched)
+	time.Sleep(latched)
+	switch n := r.IntN(4); {
+	case n < 2:
 		l.replace(name, m, r)
+	case l.restores || l.excused(name): // until a restore is acknowledged, no grant and no deletion is in force
+	case n == 2:
+		l.reprovision(name, m, r)
+	default:
+		l.renew(name, m, r)
 	}
 }
 

@@ -41,6 +41,10 @@ var planted = []struct {
 		"r.unserved.remove(c.ID, before)", "for _, id := range taken {\nr.markUnserved(ctx, c, id)\n}"},
 	{"an older record does not show a restore of etcd", `served \d+ configs|had a Node|quarantined`,
 		"verifier/internal/kube/records/object.go", "if err == nil && version < cached {", "if false {"},
+	{"a grant allows any number of attestations", "which has one grant", "pkg/record/record.go",
+		"if over || s.GrantAttestations >= maxGrantAttestations {", "if over {"},
+	{"a grant has no end", "whose grant has ended", "pkg/machine/machine.go",
+		"return left > 0 && left <= maxGrant", "return left <= maxGrant"},
 	{"a restore of etcd loses the latches", "was quarantined|had a Node", "verifier/internal/kube/restore/guard.go",
 		"latches := maps.Clone(m.Latches)", "latches := map[string]rule.Latch{}"},
 }
