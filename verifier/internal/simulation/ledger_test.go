@@ -26,7 +26,7 @@ type ledger struct {
 	deleted     map[string]time.Time       // when a Machine was deleted, by UID
 	granted     map[string]int             // tokens for a Machine that joined, by its UID and the end of its grant
 	restored    time.Time                  // the last restore of etcd
-	visible     bool                       // each process that runs notices it by the revision
+	visible     bool                       // a controller notices it by the revision
 	violations  []string
 }
 
@@ -185,7 +185,7 @@ func (l *ledger) record(c change) {
 	if !l.enrolled[uid][ek] {
 		l.violated("%s gives %s an identity that no administrator enrolled for it", c.by, uid)
 	}
-	if holder := l.holder[ek]; holder != "" && holder != uid {
+	if holder := l.holder[ek]; holder != "" && holder != uid && l.deleted[holder].IsZero() {
 		l.violated("%s gives the identity of %s to %s", c.by, holder, uid)
 	}
 	l.holder[ek] = uid

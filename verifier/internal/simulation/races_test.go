@@ -113,16 +113,21 @@ func (l *life) restore() {
 	// A process whose clock is ahead noticed the restore later than the administrator's clock says. So the administrator
 	// repeats the acknowledgement, as the condition Degraded asks for it.
 	for range 6 {
-		_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
-			func(now fields) (fields, error) {
-				section(now, "metadata")["annotations"] = fields{
-					"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
-				return now, nil
-			})
+		l.acknowledge()
 		time.Sleep(time.Minute)
 		l.proves(m, l.pick(r))
 	}
 	l.late(r)
+}
+
+// acknowledge is an administrator who acknowledges the restores until now.
+func (l *life) acknowledge() {
+	_, _ = l.server.change(write{by: "admin", kind: named("attestationverifiers"), name: v1alpha1.VerifierName},
+		func(now fields) (fields, error) {
+			section(now, "metadata")["annotations"] = fields{
+				"mcs-attest.dev/restore-seen": time.Now().UTC().Format(time.RFC3339)}
+			return now, nil
+		})
 }
 
 // late is a new machine after the faults, and after the administrator acknowledged the restore. Each front lets it in.
@@ -141,6 +146,7 @@ func (l *life) late(r *rand.Rand) {
 			l.mu.Lock()
 			p := l.fronts[i]
 			l.mu.Unlock()
+			l.acknowledge() // a process may have noticed the restore only now
 			token := l.proves(m, p)
 			in = token != "" && l.gets(m, p, token)
 		}

@@ -21,6 +21,7 @@ import (
 func (c *Inventory) newGuard(api client.Reader) {
 	c.guard = restore.New(restore.Options{
 		Log: c.log, Now: func() time.Time { return c.o.Now() }, API: api, Probe: c.o.Probe,
+		Repairs:    c.o.RenewKeys != nil,
 		TokenInUse: func() bool { return c.TokenInUse() }, ProvisioningSecret: c.o.ProvisioningToken.Secret,
 		Remember: c.remember, Void: func() { c.Void() },
 		Reset: func() { c.watches.Reset() },

@@ -23,17 +23,21 @@ const (
 	callTimeout = 5 * time.Second
 	// minProbe is the minimum time between two probes.
 	minProbe = 250 * time.Millisecond
-	// A revision that is higher than writes at maxRate can explain shows a restore with etcd's --bump-revision. Its
-	// documentation raises the revision by a billion. No etcd writes at maxRate. slack is for the writes while this
-	// process was suspended, which its clock does not count.
-	maxRate, slack = 100_000, 100_000_000 // per second, and revisions
+	// A revision that is higher than the writes since the last one can explain shows a restore with etcd's
+	// --bump-revision. Its documentation raises the revision by a billion.
+
+	// maxWritesPerSecond is more than the API server of a cluster writes for long.
+	maxWritesPerSecond = 5_000
+	// suspendedWrites is for the time in which this process was suspended, which its clock does not count.
+	suspendedWrites = 100_000_000
 	// SilentAfter is the time without an answer of the API after which no provisioning token is
 	// accepted.
 	SilentAfter = 15 * time.Second
 )
 
 // Detector detects that etcd went back to an earlier time: the revision of etcd is lower than one that
-// was seen before, or much higher. All custom resources share one revision; built-in resources may be in another etcd.
+// was seen before, or higher than writes can explain. All custom resources share one revision; built-in resources may
+// be in another etcd.
 // A Detector is the [sources.Revisions] of an inventory, which also detects objects that went back.
 type Detector struct {
 	API client.Reader
@@ -54,8 +58,8 @@ type Detector struct {
 
 	mu       sync.Mutex
 	highest  uint64
-	current  time.Time // when the API last reported highest
-	observed time.Time // the same, by Clock
+	current  time.Time // when the API last reported highest, or a higher revision
+	received time.Time // the same, by Clock
 	answered time.Time // when the API last answered with its current state
 }
 
@@ -66,8 +70,8 @@ func (d *Detector) Epoch() uint32 { return d.epoch.Load() }
 func (d *Detector) Observe(epoch uint32, revision uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.epoch.Load() == epoch {
-		d.highest, d.current, d.observed = max(d.highest, revision), d.Now(), d.Clock()
+	if d.epoch.Load() == epoch && revision >= d.highest {
+		d.highest, d.current, d.received = revision, d.Now(), d.Clock()
 	}
 }
 
@@ -113,24 +117,32 @@ func (d *Detector) Probe(ctx context.Context) error {
 // [store.ErrRestored] if the revision shows a restore, or if the epoch has ended.
 func (d *Detector) Expect(epoch uint32) (check func(revision uint64) error) {
 	before := d.Highest(epoch)
-	d.mu.Lock()
-	observed := d.observed
-	d.mu.Unlock()
 	return func(revision uint64) error {
-		switch elapsed := d.Clock().Sub(observed); {
-		case revision == 0 || before == 0:
-		case revision < before:
+		if revision != 0 && revision < before {
 			d.Restored(epoch, fmt.Sprintf("it is at revision %d, but %d was seen before", revision, before))
-		case revision-before > slack+maxRate*uint64(max(0, elapsed.Seconds())):
-			d.Restored(epoch, fmt.Sprintf("it is at revision %d, but it was at %d only %s before", revision, before,
-				elapsed.Round(time.Second)))
 		}
-		if d.Epoch() != epoch {
-			return store.ErrRestored
+		if err := d.Follows(epoch, revision); err != nil {
+			return err
 		}
 		d.Observe(epoch, revision)
 		return nil
 	}
+}
+
+// Follows returns [store.ErrRestored] if a revision of a custom resource is too high to follow the highest one of an
+// epoch, or if the epoch has ended. A watch may be behind others, so a lower revision follows.
+func (d *Detector) Follows(epoch uint32, revision uint64) error {
+	d.mu.Lock()
+	before, elapsed := d.highest, d.Clock().Sub(d.received)
+	d.mu.Unlock()
+	if before != 0 && revision > before+suspendedWrites+maxWritesPerSecond*uint64(max(0, elapsed.Seconds())) {
+		d.Restored(epoch, fmt.Sprintf("it was raised to revision %d, %s after %d", revision, elapsed.Round(time.Second),
+			before))
+	}
+	if d.Epoch() != epoch {
+		return store.ErrRestored
+	}
+	return nil
 }
 
 // Restored receives a restore that was detected from the state of an epoch. A second report of the same

@@ -60,6 +60,8 @@ type Options struct {
 	// ProvisioningSecret is the name of the Secret of the provisioning token, or empty if none is
 	// configured.
 	ProvisioningSecret string
+	// Repairs is whether this process has a [Reconciler].
+	Repairs bool
 	// Remember returns what is in force.
 	Remember func() Memory
 	// Void invalidates the keys and the provisioning token in use.
@@ -220,7 +222,7 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 		return
 	}
 	g.memory, g.token, g.withheld, g.missing, g.removed = nil, nil, nil, nil, nil
-	if !g.trigger.Running() { // a front, which cannot replace keys; it may have read the new ones before it noticed
+	if !g.o.Repairs { // it cannot replace keys, and may have read the new ones before it noticed the restore
 		clear(g.void)
 	}
 	g.mu.Unlock()
@@ -358,8 +360,8 @@ func (g *Guard) HoldsToken() bool {
 }
 
 // Voided reports whether a key of a pair is from before a restore: it was created then, or this process had read it
-// when it noticed the restore. In a front, the latter is so until the restore is acknowledged. New keys from a replica
-// that was faster are not void.
+// when it noticed the restore. Without Repairs, the latter is so until the restore is acknowledged. New keys from a
+// replica that was faster are not void.
 func (g *Guard) Voided(pair keys.Pair) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

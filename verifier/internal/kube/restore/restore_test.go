@@ -477,9 +477,9 @@ func TestAttack_T58_AJumpOfTheRevisionShowsARestore(t *testing.T) {
 	}{
 		"writes while suspended":   {1_000, 100_001_000, 0, false},
 		"more than that":           {1_000, 100_001_001, 0, true},
-		"writes of a minute":       {1_000, 100_001_000 + 60*100_000, time.Minute, false},
-		"more in a minute":         {1_000, 100_001_001 + 60*100_000, time.Minute, true},
-		"as etcd documents it":     {1_000, 1_000_000_900, time.Hour, true},
+		"writes of a minute":       {1_000, 100_001_000 + 60*5_000, time.Minute, false},
+		"more in a minute":         {1_000, 100_001_001 + 60*5_000, time.Minute, true},
+		"as etcd documents it":     {1_000, 1_000_000_900, 48 * time.Hour, true},
 		"the first answer":         {0, 1_000_000_900, 0, false},
 		"the clock was set back":   {1_000, 100_001_000, -time.Hour, false},
 		"no revision in an answer": {1_000, 0, time.Minute, false},

@@ -311,7 +311,7 @@ func (w *reducedWatch) Stop() {
 	w.Interface.Stop()
 }
 
-// reduce replaces the object of an event by an entry.
+// reduce replaces the object of an event by an entry, or the event by an error if it shows a restore of etcd.
 func (f *follower) reduce(ev watch.Event) watch.Event {
 	if ev.Type == watch.Error {
 		return ev
@@ -321,6 +321,9 @@ func (f *follower) reduce(ev watch.Event) watch.Event {
 		return ev // the reflector reports the error
 	}
 	version := revision(m.GetResourceVersion())
+	if err := f.follows(f.Epoch(), version); err != nil {
+		return watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired(err.Error()).ErrStatus}
+	}
 	switch ev.Type {
 	case watch.Added, watch.Modified:
 		if e, err := f.entry(ev.Object); err == nil {

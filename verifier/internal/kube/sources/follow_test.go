@@ -46,11 +46,12 @@ func (f *forbid) RoundTrip(r *http.Request) (*http.Response, error) {
 // still is an etcd that was never restored.
 type still struct{}
 
-func (still) Epoch() uint32               { return 0 }
-func (still) Highest(uint32) uint64       { return 0 }
-func (still) Observe(uint32, uint64)      {}
-func (still) Probe(context.Context) error { return nil }
-func (still) Restored(uint32, string)     {}
+func (still) Epoch() uint32                { return 0 }
+func (still) Highest(uint32) uint64        { return 0 }
+func (still) Observe(uint32, uint64)       {}
+func (still) Probe(context.Context) error  { return nil }
+func (still) Restored(uint32, string)      {}
+func (still) Follows(uint32, uint64) error { return nil }
 
 // A missing permission lets each cache end before its first list, for as long as the permission is missing.
 func TestRunner_AForbiddenSourceLeavesNoGoroutine(t *testing.T) {

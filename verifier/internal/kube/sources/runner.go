@@ -32,6 +32,8 @@ type Revisions interface {
 	Highest(epoch uint32) uint64
 	// Observe receives the revision of a list, an event or a write.
 	Observe(epoch uint32, revision uint64)
+	// Follows returns an error if a revision is too high to follow the highest one of an epoch, because etcd was restored.
+	Follows(epoch uint32, revision uint64) error
 	// Probe reads the API's current revision before a watch continues.
 	Probe(context.Context) error
 	// Restored is called before an object of the restored state is applied.

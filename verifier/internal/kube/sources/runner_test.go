@@ -157,6 +157,17 @@ func (c *consumer) Observe(epoch uint32, revision uint64) {
 	}
 }
 
+// bump is by how much a restore may raise the revision.
+const bump = 1 << 40
+
+func (c *consumer) Follows(epoch uint32, revision uint64) error {
+	if highest := c.Highest(epoch); highest != 0 && revision > highest+bump/2 {
+		c.Restored(epoch, "by a raised revision")
+		return errors.New("etcd was restored")
+	}
+	return nil
+}
+
 func (c *consumer) Probe(context.Context) error {
 	var revision uint64
 	away := false
@@ -395,8 +406,19 @@ func (m *model) restore(c *consumer) {
 		for i := range 3 {
 			m.api.put("a", fmt.Sprint("later", i), 1_000_000+i, false)
 		}
+		if before%2 == 0 { // no object is older after the restore
+			return
+		}
+		for key, o := range snapshot {
+			if namespace, name, _ := strings.Cut(key, "/"); o["spec"].(map[string]any)["broken"] != true {
+				m.api.put(namespace, name, 2_000_000, false)
+			}
+		}
 	})
 	c.until("before the restore", func() string { return m.equal(c) })
+	if before%2 == 0 {
+		at += bump
+	}
 	m.api.do(func() { m.api.restore(at, snapshot) })
 	c.until("the restore is noticed", func() string {
 		if c.epoch.Load() == before {

@@ -219,9 +219,17 @@ func (s *Source) Check(watch uint32, page []*Object, version uint64) error {
 	older, highest, epoch := s.older(page, version), s.highest, s.current
 	s.mu.Unlock()
 	if !older {
-		return nil
+		return s.follows(epoch, version)
 	}
 	s.runner.o.Revisions.Restored(epoch, fmt.Sprintf("%s is at revision %d, %d was seen before", s, version, highest))
+	return errRestored
+}
+
+// follows returns errRestored if a list or an event of a custom resource shows a restore that raised the revision.
+func (s *Source) follows(epoch uint32, version uint64) error {
+	if s.Group == "" || s.runner.o.Revisions.Follows(epoch, version) == nil { // the core group may be in another etcd
+		return nil
+	}
 	return errRestored
 }
 
