@@ -141,7 +141,8 @@ func TestAttack_T58_ATokenThatIsVoidAfterTheCheckGetsNoConfig(t *testing.T) {
 		void = true
 		return nil
 	}
-	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || f.redeem.redeems != 0 || len(f.upstream) != 0 {
+	res := f.do(t, get("/config/worker", good))
+	if res.StatusCode != 401 || f.redeem.redeems != 0 || len(f.upstream) != 0 {
 		t.Errorf("%d, %d uses, %d requests to the upstream", res.StatusCode, f.redeem.redeems, len(f.upstream))
 	}
 }

@@ -41,6 +41,8 @@ var planted = []struct {
 		"r.unserved.remove(c.ID, before)", "for _, id := range taken {\nr.markUnserved(ctx, c, id)\n}"},
 	{"an older record does not show a restore of etcd", `served \d+ configs|had a Node|quarantined`,
 		"verifier/internal/kube/records/object.go", "if err == nil && version < cached {", "if false {"},
+	{"a raised revision does not show a restore of etcd", "did not notice", "verifier/internal/kube/restore/detector.go",
+		"if before != 0 && revision > before+suspendedWrites", "if before == 1<<63 && revision > before+suspendedWrites"},
 	{"a grant allows any number of attestations", "which has one grant", "pkg/record/record.go",
 		"if over || s.GrantAttestations >= maxGrantAttestations {", "if over {"},
 	{"a grant has no end", "whose grant has ended", "pkg/machine/machine.go",

@@ -389,12 +389,14 @@ func (s *store) lost(b backup) uint64 {
 }
 
 // restore sets a state from a backup. All watches end. bump raises the revision, as etcd's --bump-revision does; the
-// objects keep theirs.
-func (s *store) restore(b backup, bump uint64) {
+// objects keep theirs. compacted is as --mark-compacted: a watch of before does not continue.
+func (s *store) restore(b backup, bump uint64, compacted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := b.revision + bump
-	s.revision, s.objects, s.history, s.compacted = now, maps.Clone(b.objects), nil, now
+	s.revision, s.objects, s.history, s.compacted = b.revision+bump, maps.Clone(b.objects), nil, b.revision
+	if compacted {
+		s.compacted = s.revision
+	}
 	s.era++
 	for w := range s.watchers {
 		w.notify()
