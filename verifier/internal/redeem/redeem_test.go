@@ -179,6 +179,22 @@ func (l *lossy) Update(ctx context.Context, uid string, change store.Change) err
 	return err
 }
 
+// usesUp redeems a token of three uses until it is used up.
+func usesUp(t *testing.T, r *redeem.Redeemer, s *store.Store, c token.Claims) {
+	t.Helper()
+	for n := range 3 {
+		if err := redeemed(t, r, c); err != nil {
+			t.Fatalf("use %d: %v", n+1, err)
+		}
+		if got := uses(t, s, c); int(got) != n+1 {
+			t.Errorf("after %d uses the record has %d", n+1, got)
+		}
+	}
+	if err := redeemed(t, r, c); code(err) != reason.TokenUsedUp {
+		t.Errorf("the fourth use: %v", err)
+	}
+}
+
 func uses(t *testing.T, s *store.Store, c token.Claims) int32 {
 	t.Helper()
 	rec, err := s.Record(t.Context(), c.MachineUID)
@@ -204,17 +220,7 @@ func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
 			t.Errorf("after a use without an answer: %v", err)
 		}
 	}
-	for n := range 3 {
-		if err := redeemed(t, r, c); err != nil {
-			t.Fatalf("use %d: %v", n+1, err)
-		}
-		if got := uses(t, s, c); int(got) != n+1 {
-			t.Errorf("after %d uses the record has %d", n+1, got)
-		}
-	}
-	if err := redeemed(t, r, c); code(err) != reason.TokenUsedUp {
-		t.Errorf("the fourth use: %v", err)
-	}
+	usesUp(t, r, s, c)
 	// Another replica may be about to return uses.
 	r.Failing = func() bool { return true }
 	if err := checked(t, r, c); code(err) != reason.StoreUnavailable {
@@ -292,17 +298,7 @@ func (f twice) Update(ctx context.Context, uid string, change store.Change) erro
 func TestRedeem_AWriteThatWasSentTwiceIsOneUse(t *testing.T) {
 	r, s, c := attested(t)
 	r.Records = twice{s}
-	for n := range 3 {
-		if err := redeemed(t, r, c); err != nil {
-			t.Errorf("use %d: %v", n+1, err)
-		}
-		if got := uses(t, s, c); int(got) != n+1 {
-			t.Errorf("after %d uses the record has %d", n+1, got)
-		}
-	}
-	if err := redeemed(t, r, c); code(err) != reason.TokenUsedUp {
-		t.Errorf("the fourth use: %v", err)
-	}
+	usesUp(t, r, s, c)
 }
 
 // Without a next request the use is returned all the same, for other replicas.

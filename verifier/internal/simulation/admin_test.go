@@ -29,17 +29,7 @@ func (l *life) promised(m *machine, r *rand.Rand, why string) {
 func (l *life) reprovision(name string, m *machine, r *rand.Rand) {
 	uid := text(l.server.get(named("machines"), machines, name).meta(), "uid")
 	grant := func(g any) {
-		_, err := l.server.change(write{by: "admin", kind: named("machineattestations"), namespace: machines, name: uid},
-			func(now fields) (fields, error) {
-				spec := section(now, "spec")
-				if spec == nil {
-					spec = fields{}
-					now["spec"] = spec
-				}
-				spec["reattest"] = g
-				return now, nil
-			})
-		if err != nil {
+		if err := l.decide(uid, "reattest", g); err != nil {
 			panic(err)
 		}
 	}

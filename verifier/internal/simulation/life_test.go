@@ -357,20 +357,25 @@ func (l *life) node(name string) error {
 	return err
 }
 
+// decide sets a field of the spec of a record, as an administrator does.
+func (l *life) decide(uid, field string, value any) error {
+	_, err := l.server.change(write{by: "admin", kind: named("machineattestations"), namespace: machines, name: uid},
+		func(now fields) (fields, error) {
+			spec := section(now, "spec")
+			if spec == nil {
+				spec = fields{}
+				now["spec"] = spec
+			}
+			spec[field] = value
+			return now, nil
+		})
+	return err
+}
+
 // quarantine quarantines a Machine by its record.
 func (l *life) quarantine(uid string) {
 	for range 60 {
-		_, err := l.server.change(write{by: "admin", kind: named("machineattestations"), namespace: machines, name: uid},
-			func(now fields) (fields, error) {
-				spec := section(now, "spec")
-				if spec == nil {
-					spec = fields{}
-					now["spec"] = spec
-				}
-				spec["quarantined"] = true
-				return now, nil
-			})
-		if err == nil {
+		if l.decide(uid, "quarantined", true) == nil {
 			return
 		}
 		time.Sleep(5 * time.Second)
