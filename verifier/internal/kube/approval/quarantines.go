@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,10 +22,10 @@ const listTimeout = time.Minute
 
 // quarantines lists the objects that quarantine a machine. Any object may name any Machine, so it lists all
 // objects, and it lists them live because a cache may be stale. Concurrent decisions share a list. It is safe for
-// concurrent use, and the zero value is ready.
+// concurrent use.
 type quarantines struct {
+	busy *semaphore.Weighted // held while a list is in progress
 	mu   sync.Mutex
-	busy sync.Mutex // held while a list is in progress
 	next *quarantineList
 }
 
@@ -37,32 +38,37 @@ type quarantineList struct {
 }
 
 // list returns the result of a list that started after the call of list.
-func (q *quarantines) list(all func(*quarantineList)) *quarantineList {
+func (q *quarantines) list(ctx context.Context, all func(*quarantineList)) (*quarantineList, error) {
 	q.mu.Lock()
 	if q.next == nil {
 		q.next = new(quarantineList)
 	}
 	mine := q.next
 	q.mu.Unlock()
-	q.busy.Lock()
-	defer q.busy.Unlock()
+	if err := q.busy.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("wait for another list: %w", err)
+	}
+	defer q.busy.Release(1)
 	mine.once.Do(func() {
 		q.mu.Lock()
 		q.next = nil // this list may miss what a later caller wrote
 		q.mu.Unlock()
 		all(mine)
 	})
-	return mine
+	return mine, nil
 }
 
 // Quarantines implements [approver.Cluster].
 func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
-	l := r.quarantines.list(func(l *quarantineList) {
+	l, err := r.quarantines.list(ctx, func(l *quarantineList) {
 		// Other callers use the list as well, so it does not end with this caller's context.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), listTimeout)
 		defer cancel()
 		l.fill(ctx, r.live, r.o.Namespaces)
 	})
+	if err != nil {
+		return nil, err
+	}
 	for _, namespace := range slices.Concat(namespaces, []string{r.o.Namespace, ""}) {
 		if err := l.barred[namespace]; err != nil {
 			return nil, err
@@ -94,9 +100,9 @@ func (l *quarantineList) fill(ctx context.Context, api live, namespaces []string
 
 // counted is the number of pending requests at one time.
 type counted struct {
-	mu sync.Mutex
-	at time.Time
-	n  int
+	busy *semaphore.Weighted
+	at   time.Time
+	n    int
 }
 
 // countAge is the maximum age of the count of pending requests in a decision. Without it, each of many requests
@@ -104,9 +110,11 @@ type counted struct {
 const countAge = time.Second
 
 // get returns the count. It reuses a count that is younger than countAge.
-func (c *counted) get(count func() (int, error)) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (c *counted) get(ctx context.Context, count func() (int, error)) (int, error) {
+	if err := c.busy.Acquire(ctx, 1); err != nil {
+		return 0, fmt.Errorf("wait for another count: %w", err)
+	}
+	defer c.busy.Release(1)
 	if now := time.Now(); c.at.IsZero() || now.Sub(c.at) > countAge {
 		n, err := count()
 		if err != nil {

@@ -24,6 +24,7 @@ import (
 
 	configv1 "github.com/openshift/api/config/v1"
 	networkv1 "github.com/openshift/api/network/v1"
+	"golang.org/x/sync/semaphore"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -114,6 +115,8 @@ func NewReader(o Options) *Reader {
 	return &Reader{
 		o:        o,
 		switches: switches{live{o.Client}, o.Config, o.Rules.Attestation},
+
+		quarantines: quarantines{busy: semaphore.NewWeighted(1)}, counted: counted{busy: semaphore.NewWeighted(1)},
 	}
 }
 
@@ -166,7 +169,7 @@ func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.
 ) {
 	l.Machines, l.Nodes = r.o.Machines.Counts()
 	if !r.o.Rules.Attestation {
-		l.Pending, err = r.counted.get(func() (int, error) { return r.Pending(ctx) })
+		l.Pending, err = r.counted.get(ctx, func() (int, error) { return r.Pending(ctx) })
 		return l, err
 	}
 	own, err := r.own(ctx, req, rec)

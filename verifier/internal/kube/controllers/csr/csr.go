@@ -49,9 +49,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -251,11 +251,13 @@ const indexName = "waiting"
 type index struct {
 	m     manager.Manager
 	rules approver.Config
-	mu    sync.Mutex
+	busy  *semaphore.Weighted
 	found toolscache.Indexer // nil until the first use
 }
 
-func newIndex(m manager.Manager, rules approver.Config) *index { return &index{m: m, rules: rules} }
+func newIndex(m manager.Manager, rules approver.Config) *index {
+	return &index{m: m, rules: rules, busy: semaphore.NewWeighted(1)}
+}
 
 // list returns the requests with one key. The caller must not change them.
 func (i *index) list(ctx context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error) {
@@ -279,8 +281,10 @@ func (i *index) list(ctx context.Context, key string) ([]*certificatesv1.Certifi
 // indexer adds the index at its first use. An index that is added before the manager starts would
 // prevent the start of all its controllers while requests cannot be listed.
 func (i *index) indexer(ctx context.Context) (toolscache.Indexer, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
+	if err := i.busy.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("wait for the index of certificate signing requests: %w", err)
+	}
+	defer i.busy.Release(1)
 	if i.found != nil {
 		return i.found, nil
 	}
