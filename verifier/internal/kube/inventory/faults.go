@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -107,6 +108,19 @@ func (f *Faults) unreadable(kinds ...kind) bool {
 		}
 	}
 	return false
+}
+
+// neverUsable returns an error if the Machine with this UID exists, but no state of it that this process has seen can
+// be used. Another replica may have seen an earlier state.
+func (f *Faults) neverUsable(uid string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k, one := range f.all {
+		if one.never && one.About.UID == uid {
+			return fmt.Errorf("%s cannot be used as it is", k)
+		}
+	}
+	return nil
 }
 
 // MayBeQuarantined reports whether an object that was never readable may quarantine this Machine.

@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (c *Inventory) Outdated(uid string) error {
 	}
 	m, ok := c.registry.ByUID(uid)
 	if !ok && len(w.StaleIn) == 0 {
-		return c.guard.Outdated(uid)
+		return cmp.Or(c.guard.Outdated(uid), c.neverUsable(uid))
 	}
 	if !ok { // it may be in a namespace that cannot be read
 		return w.StaleIn[slices.Sorted(maps.Keys(w.StaleIn))[0]]

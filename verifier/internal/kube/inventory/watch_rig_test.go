@@ -232,11 +232,14 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 	}
 
 	t.Run("a Machine", func(t *testing.T) {
-		w.worker("bad", func(o map[string]any) {
+		bad := string(w.worker("bad", func(o map[string]any) {
 			o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: "nonsense"}
-		})
+		}).GetUID())
 		until(t, "it is reported", func() error { return errorIf(len(p.Problems()) != 1, "%v", p.Problems()) })
 		until(t, "an Event", w.event(machineNamespace, "bad", "NotUsable"))
+		if err := p.Outdated(bad); err == nil || !strings.Contains(err.Error(), "cannot be used as it is") {
+			t.Errorf("another replica may have its last good state, but here: %v", err)
+		}
 		until(t, "not everything is in force", func() error { return errorIf(p.View().Complete, "complete") })
 		w.worker("next", annotated(2))
 		until(t, "others come and go", p.matches(t, 2, "worker", "openshift-machine-api/next"))
@@ -255,6 +258,9 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"`+ek(1)+`"}}}`)
 		until(t, "no problem is left",
 			func() error { return errorIf(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
+		if err := p.Outdated(bad); err != nil {
+			t.Errorf("it was deleted, but %v", err)
+		}
 		until(t, "not Degraded", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return errorIf(c.Status != metav1.ConditionFalse, "%+v", c)

@@ -18,12 +18,15 @@
 //   - the Secret that publishes the credential
 //
 // Each attestation token has one published credential, which every use of the token receives. The
-// Secret is deleted when the machine has joined, is quarantined or was deleted, and when the token has
-// expired or was superseded.
+// Secret is deleted when the machine has joined, is quarantined or was deleted, and when the token was
+// superseded. It is also deleted when the token has expired for a replica whose clock is ten minutes behind.
 //
 // While the inventory does not allow the credential of a live attestation token, the controller retries
 // after a few seconds, and less often with time. No event follows when the inventory receives the
 // Machine.
+//
+// Replicas may have different views of a Machine, so that one withdraws what another one publishes. Each replica
+// publishes three credentials for one attestation token without a pause, and further ones every 30 seconds.
 //
 // It needs get of records, patch of their status, get of Machines, and the roles of
 // deploy/components/credential or credential-kubernetes.

@@ -5,6 +5,7 @@ package bootstrapcredential
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -28,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
@@ -73,8 +75,10 @@ type Reconciler struct {
 
 // observed is a live attestation token.
 type observed struct {
-	id    string
-	since time.Time
+	id       string
+	since    time.Time
+	made     int       // how many credentials this replica published for it
+	lastMade time.Time // when it published the last one
 }
 
 const (
@@ -84,6 +88,10 @@ const (
 	minRetry = 2 * time.Second
 	// standby is the time that a replica that does not lead leaves a new attestation to the leader.
 	standby = 3 * time.Second
+	// withoutPause is how many credentials a replica publishes for one token without a pause.
+	withoutPause = 3
+	// clocks is the maximum difference of the clocks of two replicas.
+	clocks = 2 * keys.ClockSkew
 	// failedRecently is longer than the pause of a failing watch before it starts again.
 	failedRecently = 90 * time.Second
 )
@@ -109,7 +117,7 @@ func (r *Reconciler) Observe(uid, tokenID string) {
 	case tokenID == "":
 		delete(r.tokens, uid)
 	default:
-		r.tokens[uid] = observed{tokenID, r.o.Now()}
+		r.tokens[uid] = observed{id: tokenID, since: r.o.Now()}
 	}
 	r.mu.Unlock()
 	switch {
@@ -205,13 +213,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("published credential: %w", err)
 	}
 	session := r.o.Records.Session(uid)
-	rec, token, err := r.token(ctx, session, uid)
+	rec, token, err := r.token(ctx, session, uid, began)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if published.UID != "" {
-		if expiry, ok := serves(published, rec, token, began); ok {
-			return reconcile.Result{RequeueAfter: expiry.Sub(began) + time.Second}, nil
+		if until, ok := serves(published, rec, token, began); ok {
+			return reconcile.Result{RequeueAfter: until.Sub(began) + time.Second}, nil
 		}
 		if err := r.o.Issuer.Withdraw(ctx, uid, string(published.UID)); err != nil {
 			return reconcile.Result{}, fmt.Errorf("published credential: %w", err)
@@ -219,10 +227,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.o.Log.Info("withdrew a published bootstrap credential", "machine", uid, "credential",
 			published.Annotations[credential.AnnotationCredential])
 	}
-	if token == nil {
+	if token == nil || expired(token, began) {
 		return reconcile.Result{RequeueAfter: r.retry(uid, rec)}, nil
 	}
-	if pause := r.pause(rec, began); pause > 0 {
+	if pause := max(r.pause(rec, began), r.repeated(uid, token.ID, began)); pause > 0 {
 		return reconcile.Result{RequeueAfter: pause}, nil
 	}
 	expiry, err := r.provide(ctx, session, uid, token, began)
@@ -233,8 +241,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 }
 
 // token returns the record of a machine, and its attestation token if the machine may have a credential
-// now. An error means that the answer is unknown.
-func (r *Reconciler) token(ctx context.Context, session store.Session, uid string,
+// now, also by the clock of another replica. An error means that the answer is unknown.
+func (r *Reconciler) token(ctx context.Context, session store.Session, uid string, now time.Time,
 ) (*v1alpha1.MachineAttestation, *v1alpha1.TokenStatus, error) {
 	if record.IsBreakGlass(uid) {
 		return nil, nil, nil
@@ -243,10 +251,9 @@ func (r *Reconciler) token(ctx context.Context, session store.Session, uid strin
 	if err != nil && reason.From(err).Code != reason.MachineNotFound {
 		return nil, nil, err
 	}
-	now := r.o.Now()
-	token := record.CredentialToken(rec, now)
+	token := record.CredentialToken(rec, now.Add(-clocks))
 	// A machine that attested its kubelet's key gets a certificate for it. The approver accepts only that key.
-	if err == nil && (token == nil || r.o.Certificates && rec.Status.CSRKeySHA256 != "") {
+	if err == nil && (token == nil || r.certified(rec)) {
 		return rec, nil, nil
 	}
 	if err := r.o.Ready(uid); err != nil {
@@ -264,15 +271,19 @@ func (r *Reconciler) token(ctx context.Context, session store.Session, uid strin
 	return rec, token, nil
 }
 
+func (r *Reconciler) certified(rec *v1alpha1.MachineAttestation) bool {
+	return r.o.Certificates && rec.Status.CSRKeySHA256 != ""
+}
+
 // retry returns the pause before the next try for a machine that has a live attestation token, but may
 // not have a credential now. No event follows when the inventory receives its Machine. It returns 0 if
-// the machine has no such token.
+// the machine has no such token, or gets a certificate: a token is for one attestation, with or without a key.
 func (r *Reconciler) retry(uid string, rec *v1alpha1.MachineAttestation) time.Duration {
 	now := r.o.Now()
 	r.mu.Lock()
 	token, ok := r.tokens[uid]
 	r.mu.Unlock()
-	if !ok || rec != nil && record.CredentialToken(rec, now) == nil {
+	if !ok || rec != nil && (record.CredentialToken(rec, now) == nil || r.certified(rec)) {
 		return 0
 	}
 	return min(max(now.Sub(token.since)/2, minRetry), kube.MaxJoinPause)
@@ -291,13 +302,39 @@ func (r *Reconciler) pause(rec *v1alpha1.MachineAttestation, now time.Time) time
 	return min(standby, standby-now.Sub(rec.Status.LastAttested.Time)) // the clock of the front may be ahead
 }
 
+// repeated returns the time that a replica waits before it publishes another credential for a token. One replica may
+// withdraw what another one publishes, because their views of the Machine differ.
+func (r *Reconciler) repeated(uid, tokenID string, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.tokens[uid]
+	if t.id != tokenID || t.made < withoutPause {
+		return 0
+	}
+	return min(kube.MaxJoinPause, kube.MaxJoinPause-now.Sub(t.lastMade))
+}
+
+// made counts a credential that this replica published for a token.
+func (r *Reconciler) made(uid, tokenID string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t, ok := r.tokens[uid]; ok && t.id == tokenID {
+		t.made, t.lastMade = t.made+1, r.o.Now()
+		r.tokens[uid] = t
+	}
+}
+
 // serves reports whether a published credential belongs to a token, and until when. The record must
-// have the credential.
+// have the credential. It also belongs to a token that has expired only by this replica's clock. If this replica
+// withdrew it, one whose clock is behind would immediately publish another one, again and again.
 func serves(published client.Object, rec *v1alpha1.MachineAttestation, token *v1alpha1.TokenStatus, now time.Time,
 ) (time.Time, bool) {
 	a := published.GetAnnotations()
 	if token == nil || a[credential.AnnotationToken] != token.ID || published.GetDeletionTimestamp() != nil {
 		return time.Time{}, false
+	}
+	if expired(token, now) {
+		return token.Expiry.Add(clocks), true
 	}
 	own, ok := record.Credential(rec, a[credential.AnnotationCredential], now)
 	if !ok || own.Revoked {
@@ -305,6 +342,8 @@ func serves(published client.Object, rec *v1alpha1.MachineAttestation, token *v1
 	}
 	return earlier(token.Expiry.Time, own.Expiry.Time), true
 }
+
+func expired(token *v1alpha1.TokenStatus, now time.Time) bool { return !now.Before(token.Expiry.Time) }
 
 // provide creates a credential, adds it to the record, and publishes it.
 func (r *Reconciler) provide(ctx context.Context, session store.Session, uid string, token *v1alpha1.TokenStatus,
@@ -316,16 +355,27 @@ func (r *Reconciler) provide(ctx context.Context, session store.Session, uid str
 	err = session.Update(ctx, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.AddCredential(rec, token.ID, *own, r.o.Now())
 	})
+	published := false // perhaps
 	if err == nil {
 		err = r.o.Issuer.Publish(ctx, uid, token.ID, own)
+		published = !rejected(err)
 	}
 	if err != nil {
-		r.o.Issuer.Discard(context.WithoutCancel(ctx), own)
+		if !published {
+			r.o.Issuer.Discard(context.WithoutCancel(ctx), own)
+		}
 		return time.Time{}, err
 	}
+	r.made(uid, token.ID)
 	r.o.Log.Info("published a bootstrap credential", "machine", uid, "credential", own.ID, "expires", own.Expiry,
 		"took", r.o.Now().Sub(began).String())
 	return earlier(token.Expiry.Time, own.Expiry), nil
+}
+
+// rejected reports whether the API server did not perform a request. It may have performed one that has no answer.
+func rejected(err error) bool {
+	var s kerrors.APIStatus
+	return errors.As(err, &s) && s.Status().Code/100 == 4
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/bootstrapcredential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -219,7 +221,10 @@ func TestReconcile_MakesNoCredentialForAnAttestedKey(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken, func(o *bootstrapcredential.Options) { o.Certificates = true })
 	keyed, plain := s.attested(), s.attested()
 	s.change(keyed, func(r *v1alpha1.MachineAttestation) { r.Status.CSRKeySHA256 = "k1" })
-	s.ok(s.reconcile(keyed))
+	s.controller.Observe(keyed, "t1")
+	if pause := s.again(keyed); pause != 0 { // the record changes if it attests again
+		t.Errorf("retried after %v", pause)
+	}
 	if s.secret(keyed) != nil || len(s.records[keyed].Status.Credentials) > 0 {
 		t.Error("it has a credential")
 	}
@@ -329,7 +334,9 @@ func TestReconcile_WithdrawsAPublishedCredential(t *testing.T) {
 			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true })
 		},
 		"when the token has expired": func(uid string) {
-			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Token.Expiry = metav1.NewTime(time.Now()) })
+			s.change(uid, func(r *v1alpha1.MachineAttestation) {
+				r.Status.Token.Expiry = metav1.NewTime(time.Now().Add(-2 * keys.ClockSkew))
+			})
 		},
 		"when the Machine was deleted": func(uid string) {
 			s.mu.Lock()
@@ -347,6 +354,55 @@ func TestReconcile_WithdrawsAPublishedCredential(t *testing.T) {
 			t.Errorf("%s it is still published", name)
 		}
 		s.redeemable = nil
+	}
+}
+
+// A replica whose clock is ahead must not withdraw what one whose clock is behind still provides. They would repeat
+// that without a pause, until the token expires for both.
+func TestReconcile_TheClocksOfReplicasDiffer(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	uid := s.attested()
+	s.ok(s.reconcile(uid))
+	own := s.serves(uid, "t1")
+	expiry := s.records[uid].Status.Token.Expiry.Time
+	for _, clock := range []time.Time{expiry, expiry.Add(2*keys.ClockSkew - time.Second), time.Now()} {
+		s.now = func() time.Time { return clock }
+		if pause := s.again(uid); clock.Add(pause).Before(expiry) {
+			t.Errorf("at %v the next time is after %v", clock, pause)
+		}
+		if again := s.serves(uid, "t1"); again != own {
+			t.Errorf("at %v the credential is %s instead of %s", clock, again, own)
+		}
+	}
+	s.now = func() time.Time { return expiry.Add(2 * keys.ClockSkew) }
+	if pause := s.again(uid); pause != 0 || s.secret(uid) != nil {
+		t.Errorf("no replica provides it, but it is published, and the next time is after %v", pause)
+	}
+}
+
+// One replica may withdraw what another one publishes, because their views of the Machine differ.
+func TestReconcile_ReplicasThatDisagreeDoNotWriteWithoutAPause(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	uid := s.attested()
+	s.controller.Observe(uid, "t1")
+	clock := time.Now()
+	s.now = func() time.Time { return clock }
+	published, last := 0, time.Time{}
+	for end := clock.Add(2 * time.Minute); clock.Before(end); clock = clock.Add(time.Second) {
+		s.again(uid)
+		if s.secret(uid) == nil {
+			continue
+		}
+		published, last = published+1, clock
+		s.ok(s.admin.CoreV1().Secrets(s.published).Delete(t.Context(), uid, metav1.DeleteOptions{}))
+	}
+	if published < 5 || published > 8 || clock.Sub(last) > kube.MaxJoinPause {
+		t.Errorf("published %d times in two minutes, %v ago for the last time", published, clock.Sub(last))
+	}
+	s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Token.ID = "t2" })
+	s.controller.Observe(uid, "t2")
+	if s.again(uid); s.secret(uid) == nil {
+		t.Error("another attestation waits")
 	}
 }
 
@@ -417,6 +473,46 @@ func (s *site) bootstrapTokens(uid string) []corev1.Secret {
 		metav1.ListOptions{LabelSelector: credential.LabelMachine + "=" + uid})
 	s.ok(err)
 	return all.Items
+}
+
+// loses has the answers of the requests that create a Secret in a namespace.
+type loses struct {
+	http.RoundTripper
+	namespace string
+}
+
+func (l loses) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := l.RoundTripper.RoundTrip(r)
+	if err == nil && r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/"+l.namespace+"/") {
+		res.Body.Close()
+		return nil, errors.New("the answer was lost")
+	}
+	return res, err
+}
+
+// A credential that may be published must not be deleted: the machine could have received it.
+func TestReconcile_KeepsACredentialWhosePublicationHasNoAnswer(t *testing.T) {
+	s := newSite(t, config.BootstrapToken, func(o *bootstrapcredential.Options) {
+		lossy := rest.CopyConfig(cluster.StartShared(t).Admin())
+		lossy.Wrap(func(rt http.RoundTripper) http.RoundTripper { return loses{rt, o.Issuer.Namespace} })
+		issuer := o.Issuer.Options
+		var err error
+		if issuer.Client, err = kubernetes.NewForConfig(lossy); err != nil {
+			t.Fatal(err)
+		}
+		if o.Issuer, err = credential.NewIssuer(issuer); err != nil {
+			t.Fatal(err)
+		}
+	})
+	uid := s.attested()
+	if err := s.reconcile(uid); err == nil {
+		t.Error("no error without an answer")
+	}
+	s.ok(s.reconcile(uid))
+	id := strings.TrimPrefix(s.serves(uid, "t1"), "system:bootstrap:")
+	if all := s.bootstrapTokens(uid); len(all) != 1 || string(all[0].Data["token-id"]) != id {
+		t.Errorf("%s is published, but there are %d tokens", id, len(all))
+	}
 }
 
 // A record that changes while the credential is made refuses it.
