@@ -35,6 +35,7 @@ func (l *life) reprovision(name string, m *machine, r *rand.Rand) {
 	}
 	end := time.Now().Add(2 * calm)
 	grant(fields{"until": end.UTC().Format(time.RFC3339)})
+	m.key = nil // the agent goes on without a certificate if the approver refuses it, because a Node exists
 	l.promised(m, r, "it joined and has a grant")
 	switch r.IntN(3) {
 	case 0:
@@ -62,6 +63,9 @@ func (l *life) renew(name string, m *machine, r *rand.Rand) {
 		panic(err)
 	}
 	l.enroll(other.name, m.tpm)
+	if m.name = other.name; m.key != nil {
+		l.newKey(text(l.server.get(named("machines"), machines, m.name).meta(), "uid"), m)
+	}
 	l.promised(m, r, "its former Machine was deleted")
 	if time.Sleep(seen); token != "" {
 		l.gets(m, l.pick(r), token) // the ledger sees what is served
@@ -70,7 +74,11 @@ func (l *life) renew(name string, m *machine, r *rand.Rand) {
 
 // tokenOf returns the last token of a Machine, or "".
 func (l *life) tokenOf(name string) string {
-	uid := text(l.server.get(named("machines"), machines, name).meta(), "uid")
+	o := l.server.get(named("machines"), machines, name)
+	if o == nil { // a restore of etcd lost it
+		return ""
+	}
+	uid := text(o.meta(), "uid")
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, token := range slices.Backward(l.tokens) {

@@ -23,7 +23,7 @@ func (l *life) rival(name string, m *machine) {
 	}
 }
 
-// thief presents tokens of others.
+// thief presents tokens of others, and requests a certificate with what it gets.
 func (l *life) thief() {
 	m := &machine{name: "thief", address: "198.51.100.1:40000"}
 	for r := l.dice.roll("thief"); !l.over(); time.Sleep(between(r, time.Second, 20*time.Second)) {
@@ -37,6 +37,9 @@ func (l *life) thief() {
 			continue
 		}
 		l.gets(m, l.pick(r), token)
+		if r.IntN(8) == 0 {
+			l.impostor(token, r)
+		}
 	}
 }
 

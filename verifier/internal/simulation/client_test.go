@@ -102,7 +102,7 @@ func (c *client) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // drawn is a part of a name that is a key's digest or an id.
-var drawn = regexp.MustCompile(`[0-9a-f]{16,}`)
+var drawn = regexp.MustCompile(`[0-9a-f]{16,}|bootstrap-token-.{6}`)
 
 // watch answers a watch.
 func (c *client) watch(r *http.Request, q *request, name string) (*http.Response, error) {

@@ -8,6 +8,10 @@
 // preconditions, subresources. It also has the failures: slow, refused and lost answers, late watch events,
 // partitions, and a restore of etcd.
 //
+// The model also has the kubelets and the signer of kube-controller-manager. Half of the machines attest the first key
+// of their kubelet and get a certificate for it from the verifier. The kubelets of the others request one with the
+// bootstrap credential of the config that the gate served.
+//
 // Time is the scheduler. Each request and each watch event sleeps for a time that a hash of the seed and of its own
 // name determines. So the order in which goroutines ask for their times has no effect.
 //

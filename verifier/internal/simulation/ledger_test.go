@@ -27,13 +27,16 @@ type ledger struct {
 	granted     map[string]int             // tokens for a Machine that joined, by its UID and the end of its grant
 	restored    time.Time                  // the last restore of etcd
 	visible     bool                       // a controller notices it by the revision
+	writes      map[string]int             // since the minute began, by the object's key
+	minute      time.Time
 	violations  []string
+	approvals
 }
 
 func newLedger() *ledger {
 	return &ledger{enrolled: map[string]map[string]bool{}, quarantined: map[string]time.Time{},
 		joined: map[string]time.Time{}, served: map[string]int32{}, holder: map[string]string{},
-		deleted: map[string]time.Time{}, granted: map[string]int{}}
+		deleted: map[string]time.Time{}, granted: map[string]int{}, writes: map[string]int{}, approvals: newApprovals()}
 }
 
 // violated records a violation. The caller holds the lock.
@@ -55,6 +58,7 @@ func (l *ledger) found() (violations []string, served int32) {
 func (l *ledger) committed(c change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.write(c)
 	switch c.last().kind.resource {
 	case "machines":
 		l.machine(c)
@@ -62,6 +66,24 @@ func (l *ledger) committed(c change) {
 		l.record(c)
 	case "identityclaims":
 		l.claim(c)
+	case "certificatesigningrequests":
+		l.certificate(c)
+	}
+}
+
+// busy is more writes of one object in a minute than any has a reason for. Two replicas that lead after a change of the
+// Lease may write one 200 times, until one of them cannot renew it.
+const busy = 300
+
+// write checks that no processes write an object again and again without a pause.
+func (l *ledger) write(c change) {
+	if now := c.at.Truncate(time.Minute); now != l.minute {
+		l.minute = now
+		clear(l.writes)
+	}
+	key := c.last().key()
+	if l.writes[key]++; l.writes[key] == busy {
+		l.violated("%s is written %d times in a minute, at last by %s", key, busy, c.by)
 	}
 }
 
@@ -76,6 +98,7 @@ func (l *ledger) machine(c change) {
 		}
 		return
 	}
+	l.machines[c.after.name] = uid
 	if section(section(c.after.content, "status"), "nodeRef") != nil && l.joined[uid].IsZero() {
 		l.joined[uid] = c.at
 	}
@@ -106,6 +129,7 @@ func (l *ledger) restore(b backup, lost, bump uint64) {
 	for _, since := range []map[string]time.Time{l.quarantined, l.joined} {
 		maps.DeleteFunc(since, func(_ string, at time.Time) bool { return time.Since(at) < seen })
 	}
+	l.forget(b)
 	clear(l.holder)
 	for _, o := range b.objects {
 		if o.kind.resource != "machineattestations" {
@@ -171,6 +195,9 @@ func (l *ledger) record(c change) {
 	}
 	if was.Phase == v1alpha1.PhaseJoined && s.Phase != v1alpha1.PhaseJoined && before.Spec.Reattest == nil {
 		l.violated("%s makes %s, which joined, %s without a grant", c.by, uid, s.Phase)
+	}
+	if strings.HasPrefix(c.by, "controller") {
+		l.rewritten[uid] = true
 	}
 	if c.by == "admin" && after.Spec.Quarantined && l.quarantined[after.Name].IsZero() {
 		l.quarantined[after.Name] = c.at
@@ -243,7 +270,8 @@ func (l *ledger) end(p *process) {
 }
 
 // serve receives each config that the gate of a front served for a token. A front that started after a restore of etcd
-// cannot know that the token was used, and accepts it until it has the new keys.
+// cannot know that the token was used, and accepts it until it has the new keys. Neither can a front that has not
+// noticed the restore, if a controller wrote the record since: it is not older than what the front saw.
 func (l *ledger) serve(token string, started time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,7 +279,7 @@ func (l *ledger) serve(token string, started time.Time) {
 	if at := l.deleted[c.MachineUID]; !at.IsZero() && time.Since(at) > seen {
 		l.violated("token %s of %s, which was deleted, served a config", c.ID, c.MachineUID)
 	}
-	unknowing := started.After(l.restored) && time.Since(l.restored) < noticed
+	unknowing := (started.After(l.restored) || l.rewritten[c.MachineUID]) && time.Since(l.restored) < noticed
 	if l.served[c.ID]++; l.served[c.ID] > uses && !unknowing {
 		l.violated("token %s of %s served %d configs", c.ID, c.MachineUID, l.served[c.ID])
 	}

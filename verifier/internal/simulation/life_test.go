@@ -37,7 +37,8 @@ type life struct {
 	mu          sync.Mutex
 	fronts      []*process
 	controllers []*process
-	tokens      []string // that a thief copied
+	tokens      []string          // that a thief copied
+	credentials map[string]string // bootstrap tokens in configs, by the UID of the Machine
 	in          map[string]bool
 	out         map[string]bool // machines that need not get in
 	restores    bool            // etcd is restored
@@ -52,7 +53,8 @@ func between(r *rand.Rand, low, high time.Duration) time.Duration {
 // served.
 func (w *world) live(ctx context.Context) (violations []string, served int32, err error) {
 	l := &life{world: w, ledger: newLedger(), ctx: ctx, in: map[string]bool{}, out: map[string]bool{},
-		fronts: make([]*process, replicas), controllers: make([]*process, leaders)}
+		credentials: map[string]string{},
+		fronts:      make([]*process, replicas), controllers: make([]*process, leaders)}
 	w.server.committed = l.ledger.committed
 	l.restores = w.dice.roll("restores").IntN(3) == 0
 	start := func(all []*process, i int, kind string, one starter, restart bool) error {
@@ -84,17 +86,23 @@ func (w *world) live(ctx context.Context) (violations []string, served int32, er
 	}
 	l.actors.Go(l.thief)
 	l.actors.Go(l.stranger)
+	stop := make(chan struct{})
+	var signer sync.WaitGroup
+	signer.Go(func() { l.sign(stop) })
 	l.actors.Wait()
+	close(stop)
+	signer.Wait()
 	for i := range fleet {
 		if name := fmt.Sprintf("worker-%d", i); !l.in[name] && !l.out[name] {
 			l.ledger.mu.Lock()
-			l.ledger.violated("%s is honest and did not get its config within %v after the faults", name, calm)
+			l.ledger.violated("%s is honest and did not join within %v after the faults", name, calm)
 			l.ledger.mu.Unlock()
 		}
 	}
 	for _, p := range l.processes() {
 		l.end(p)
 	}
+	time.Sleep(time.Minute) // a watch that failed pauses before it notices that its process stopped
 	violations, served = l.ledger.found()
 	return violations, served, nil
 }
@@ -200,6 +208,10 @@ func (l *life) machineLife(name string) {
 		panic(err)
 	}
 	uid := text(l.server.get(named("machines"), machines, name).meta(), "uid")
+	boots := 0 // that were interrupted
+	if r.IntN(2) == 0 {
+		l.newKey(uid, m)
+	}
 	race := func(string) bool { return false }
 	switch r.IntN(8) {
 	case 0, 1:
@@ -224,6 +236,13 @@ func (l *life) machineLife(name string) {
 	}
 	for ; !l.ended(name); time.Sleep(between(r, time.Second, 20*time.Second)) {
 		token := l.proves(m, l.pick(r))
+		if m.key != nil && boots <= interrupted && r.IntN(4) == 0 {
+			if boots++; boots > interrupted {
+				l.excuse(name)
+			}
+			l.newKey(uid, m)
+			continue
+		}
 		if token == "" {
 			continue
 		}
@@ -232,8 +251,10 @@ func (l *life) machineLife(name string) {
 			in = l.gets(m, l.pick(r), token)
 			time.Sleep(between(r, time.Second, 5*time.Second))
 		}
-		if in {
+		if in && l.kubelet(name, uid, m, r) {
 			l.joins(name, m, r)
+		}
+		if in {
 			return
 		}
 	}
@@ -242,22 +263,25 @@ func (l *life) machineLife(name string) {
 // proves attests, and returns the token for a thief to copy too. It returns "" if it gets none.
 func (l *life) proves(m *machine, p *process) (token string) {
 	token, err := l.attest(l.ctx, m, p)
+	if token != "" {
+		l.mu.Lock()
+		l.tokens = append(l.tokens, token)
+		l.mu.Unlock()
+	}
 	if err != nil {
 		return ""
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.tokens = append(l.tokens, token)
 	return token
 }
 
 // gets presents a token to a gate, and reports whether the gate served the config.
 func (l *life) gets(m *machine, p *process, token string) bool {
-	status, _, err := l.fetch(l.ctx, m, p, token)
+	status, body, err := l.fetch(l.ctx, m, p, token)
 	if err != nil || status != 200 {
 		return false
 	}
 	l.ledger.serve(token, p.started)
+	l.received(token, body)
 	return true
 }
 
@@ -301,11 +325,7 @@ func (l *life) enroll(name string, tpms ...*softtpmtest.TPM) {
 // replace moves the TPM of a machine that joined to another Machine, as a mistake of an administrator, and removes the
 // first one's Node. Neither may get a config.
 func (l *life) replace(name string, m *machine, r *rand.Rand) {
-	_, _ = l.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
-		sub: "status"}, func(now fields) (fields, error) {
-		now["status"] = fields{"phase": "Provisioned"}
-		return now, nil
-	})
+	_, _ = l.status(name, fields{"phase": "Provisioned", "nodeRef": nil})
 	if r.IntN(2) == 0 {
 		other, err := l.machine(name + "-other")
 		if err != nil {
@@ -317,10 +337,12 @@ func (l *life) replace(name string, m *machine, r *rand.Rand) {
 	for range 4 {
 		time.Sleep(between(r, time.Second, 30*time.Second))
 		_, _ = l.attest(l.ctx, m, l.pick(r)) // the ledger sees what is written
+		l.impostor(l.tokenOf(name), r)
 	}
 }
 
-// joins is what follows when a machine has its config. Then the machine tries to get another one.
+// joins is what follows when a kubelet has its certificate. Then the machine tries to get another config, and an
+// impostor with its credential another certificate.
 func (l *life) joins(name string, m *machine, r *rand.Rand) {
 	l.mu.Lock()
 	l.in[name] = true
@@ -334,6 +356,7 @@ func (l *life) joins(name string, m *machine, r *rand.Rand) {
 		if token := l.proves(m, l.pick(r)); token != "" {
 			l.gets(m, l.pick(r), token)
 		}
+		l.impostor(l.tokenOf(name), r)
 	}
 	time.Sleep(latched)
 	switch n := r.IntN(4); {
@@ -349,11 +372,7 @@ func (l *life) joins(name string, m *machine, r *rand.Rand) {
 
 // node gives a Machine its Node.
 func (l *life) node(name string) error {
-	_, err := l.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
-		sub: "status"}, func(now fields) (fields, error) {
-		now["status"] = fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}}
-		return now, nil
-	})
+	_, err := l.status(name, fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}})
 	return err
 }
 

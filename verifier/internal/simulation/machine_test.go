@@ -25,6 +25,7 @@ type machine struct {
 	name    string
 	address string
 	tpm     *softtpmtest.TPM
+	key     *nodeKey // that it attests, or nil
 }
 
 // connection is a TLS connection of a machine to a front. It implements http.RoundTripper.
@@ -41,6 +42,8 @@ func (w *world) connect(ctx context.Context, m *machine, p *process) *connection
 	return &connection{front: p, address: m.address, states: w.fixtures.connections[n], ctx: p.http.ConnContext(ctx, nil)}
 }
 
+func (c *connection) client() *http.Client { return &http.Client{Transport: c} }
+
 // RoundTrip implements http.RoundTripper.
 func (c *connection) RoundTrip(r *http.Request) (*http.Response, error) {
 	select {
@@ -53,10 +56,11 @@ func (c *connection) RoundTrip(r *http.Request) (*http.Response, error) {
 	return served(c.front.http.Handler, own), nil
 }
 
-// attest is an honest attestation on a connection of its own.
+// attest is an honest attestation on a connection of its own. A machine with a key also gets its certificate; else it
+// returns the token and an error.
 func (w *world) attest(ctx context.Context, m *machine, p *process) (token string, err error) {
 	conn := w.connect(ctx, m, p)
-	client := mcsattestv1connect.NewAttestationClient(&http.Client{Transport: conn}, origin)
+	client := mcsattestv1connect.NewAttestationClient(conn.client(), origin)
 	asked, err := client.Challenge(conn.ctx, connect.NewRequest(&mcsattestv1.ChallengeRequest{
 		Pool: "worker", Origin: origin, AgentVersion: "simulation/1",
 		Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
@@ -74,7 +78,10 @@ func (w *world) attest(ctx context.Context, m *machine, p *process) (token strin
 	if err != nil {
 		return "", err
 	}
-	return res.Msg.GetToken(), nil
+	if token = res.Msg.GetToken(); m.key != nil {
+		err = m.certify(conn, res.Msg.GetCertifyTicket())
+	}
+	return token, err
 }
 
 // answer makes the evidence for a challenge.
@@ -92,17 +99,22 @@ func (m *machine) answer(c *mcsattestv1.ChallengeResponse, conn *connection) (*m
 		pcrs = append(pcrs, int(p))
 	}
 	claims := []byte(fmt.Sprintf(`{"hostname":%q}`, m.name))
+	var key []byte
+	if m.key != nil {
+		key = m.key.digest[:]
+	}
 	hash := transcript.Fields{
 		Sealed: c.GetSealed(), Nonce: c.GetNonce(), Binding: "exporter", Exporter: exporter, ServerSPKI: spki[:],
 		Origin: c.GetOrigin(), Pool: c.GetPool(),
 		Required: transcript.Required([]evidence.Kind{evidence.TPM2}, uint16(c.GetTpm().GetBank()), pcrs),
-		EKSPKI:   m.tpm.EKSPKI[:], AKName: m.tpm.AKName, Claims: claims,
+		EKSPKI:   m.tpm.EKSPKI[:], AKName: m.tpm.AKName, CSRSPKI: key, Claims: claims,
 	}.Hash()
 	ev, err := m.tpm.Answer(c.GetTpm(), hash)
 	if err != nil {
 		return nil, err
 	}
-	return &mcsattestv1.AttestRequest{Sealed: c.GetSealed(), ServerSpkiSha256: spki[:], Claims: claims, Tpm2: ev}, nil
+	return &mcsattestv1.AttestRequest{Sealed: c.GetSealed(), ServerSpkiSha256: spki[:], Claims: claims, Tpm2: ev,
+		CsrSpkiSha256: key}, nil
 }
 
 // fetch asks a gate for the config as Ignition does.

@@ -47,6 +47,13 @@ var planted = []struct {
 		"if over || s.GrantAttestations >= maxGrantAttestations {", "if over {"},
 	{"a grant has no end", "whose grant has ended", "pkg/machine/machine.go",
 		"return left > 0 && left <= maxGrant", "return left <= maxGrant"},
+	{"any number of first boots may be interrupted", "approves 4 keys", "pkg/approver/issued.go",
+		"case x.c.issues(r) && len(x.Superseded) < maxInterrupted:", "case x.c.issues(r):"},
+	{"a credential is good for every Machine", "with the credential of another machine", "pkg/approver/client.go",
+		`if found[i].UID != "" && found[i].UID == x.RecordUID {`, `if found[i].UID != "" {`},
+	{"a credential is deleted after it was published", "did not join|credential that was deleted",
+		"verifier/internal/kube/controllers/bootstrapcredential/reconcile.go",
+		"if !published {", "if !published || err != nil {"},
 	{"a restore of etcd loses the latches", "was quarantined|had a Node", "verifier/internal/kube/restore/guard.go",
 		"latches := maps.Clone(m.Latches)", "latches := map[string]rule.Latch{}"},
 }

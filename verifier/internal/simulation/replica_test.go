@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -40,6 +41,7 @@ var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 type fixtures struct {
 	ca, serving pki.Pair
 	connections []connectionStates
+	signer      *nodeKey // of the kubelets' certificates
 	null        *os.File
 }
 
@@ -53,6 +55,9 @@ func newFixtures() (*fixtures, error) {
 		return nil, err
 	}
 	if f.serving, err = f.ca.Serve([]string{"mcs.test"}, epoch); err != nil {
+		return nil, err
+	}
+	if f.signer, err = newNodeKey(""); err != nil {
 		return nil, err
 	}
 	if f.null, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
@@ -153,9 +158,11 @@ func (n notices) WithGroup(name string) slog.Handler {
 }
 
 // parts returns what a process is made of, with a network of its own and a clock that is off by skew.
-func (w *world) parts(name string, skew time.Duration, more string) (*process, *backend.Parts, error) {
+func (w *world) parts(name string, skew time.Duration) (*process, *backend.Parts, error) {
 	text := fmt.Sprintf("origins: [%q]\nupstream: https://%s\nkubernetes:\n  kubeconfig: %s\n"+
-		"  machineNamespaces: [%s]\n  userDataSecrets: []\n%s", origin, mcsHost, "testdata/kubeconfig", machines, more)
+		"  machineNamespaces: [%s]\n  userDataSecrets: []\n"+
+		"credential: {mode: CertificateOrToken, kind: BootstrapToken}\napprover: {}\n",
+		origin, mcsHost, "testdata/kubeconfig", machines)
 	c, err := config.Parse(name, []byte(text), ".")
 	if err != nil {
 		return nil, nil, err
@@ -170,7 +177,7 @@ func (w *world) parts(name string, skew time.Duration, more string) (*process, *
 
 // front starts a front, as the command serve does.
 func (w *world) front(ctx context.Context, name string, skew time.Duration) (*process, error) {
-	p, parts, err := w.parts(name, skew, "")
+	p, parts, err := w.parts(name, skew)
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +208,7 @@ func (w *world) front(ctx context.Context, name string, skew time.Duration) (*pr
 
 // controller starts a controller, as the command controller does.
 func (w *world) controller(ctx context.Context, name string, skew time.Duration) (*process, error) {
-	p, parts, err := w.parts(name, skew, "")
+	p, parts, err := w.parts(name, skew)
 	if err != nil {
 		return nil, err
 	}
@@ -236,7 +243,17 @@ func (recorder) SetReadDeadline(time.Time) error  { return nil }
 func (recorder) SetWriteDeadline(time.Time) error { return nil }
 
 // fullConfig is what the Machine Config Server serves.
-const fullConfig = `{"ignition":{"version":"3.2.0"},"storage":{"files":[{"path":"/etc/secret","contents":{"source":"data:,x"}}]}}`
+var fullConfig = `{"ignition":{"version":"3.2.0"},"storage":{"files":[{"path":"/etc/kubernetes/kubeconfig","mode":384,` +
+	`"contents":{"source":"data:,` + url.PathEscape(kubeconfig) + `"}}]}}`
+
+// kubeconfig is what it has for the kubelet.
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://api-int.example.test:6443"}}]
+users: [{name: kubelet, user: {token: "shared"}}]
+contexts: [{name: kubelet, context: {cluster: c, user: kubelet}}]
+current-context: kubelet
+`
 
 func serveConfigs(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")

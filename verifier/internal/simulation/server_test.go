@@ -130,6 +130,10 @@ func (s *apiServer) answer(q *request) ([]byte, error) {
 	case "create":
 		var content fields
 		if content, err = s.decode(q.body); err == nil {
+			if q.kind.resource == "certificatesigningrequests" {
+				spec := section(content, "spec")
+				spec["username"], spec["groups"] = controllerAccount, []string{"system:authenticated"}
+			}
 			o, err = s.create(q.write, content)
 		}
 	case "update":
@@ -173,8 +177,8 @@ func merged(target, patch any) any {
 	if !ok {
 		return patch
 	}
-	t, ok := target.(fields)
-	if !ok {
+	t, _ := target.(fields)
+	if t == nil {
 		t = fields{}
 	}
 	for name, value := range p {

@@ -102,7 +102,7 @@ func (s *stream) next() error {
 	case !ok:
 		select {
 		case <-s.ctx.Done():
-			return s.ctx.Err()
+			return io.ErrUnexpectedEOF // another error is an event, whose filter leaks a goroutine
 		case <-s.closed:
 			return io.ErrUnexpectedEOF
 		case <-s.client.crashed:
@@ -130,7 +130,7 @@ func (s *stream) next() error {
 		return nil
 	}
 	if err := s.client.deliver(s.ctx, s.closed, s.name, c.at); err != nil {
-		return err
+		return io.ErrUnexpectedEOF
 	}
 	store := s.client.server.store
 	store.mu.Lock()
@@ -153,12 +153,9 @@ func (s *stream) bookmark(annotations map[string]any) []byte {
 	if annotations != nil {
 		meta["annotations"] = annotations
 	}
-	raw, err := json.Marshal(fields{"apiVersion": s.request.kind.apiVersion(), "kind": s.request.kind.kind,
+	o := newObject(write{}, fields{"apiVersion": s.request.kind.apiVersion(), "kind": s.request.kind.kind,
 		"metadata": meta})
-	if err != nil {
-		panic(err)
-	}
-	return frame("BOOKMARK", raw)
+	return frame("BOOKMARK", rendered(o, s.request.partial))
 }
 
 func frame(kind string, object []byte) []byte {

@@ -92,7 +92,19 @@ func (w *world) machine(name string) (*machine, error) {
 		},
 		"spec": fields{"providerSpec": fields{"value": fields{"userDataSecret": fields{"name": "worker-user-data"}}}},
 	})
+	if err == nil {
+		_, err = w.status(name, fields{"addresses": []fields{{"type": "InternalDNS", "address": name}}})
+	}
 	return m, err
+}
+
+// status sets fields of the status of a Machine, as the machine-api does.
+func (w *world) status(name string, set fields) (*object, error) {
+	return w.server.change(write{by: "machine-api", kind: named("machines"), namespace: machines, name: name,
+		sub: "status"}, func(now fields) (fields, error) {
+		now["status"] = merged(section(now, "status"), set)
+		return now, nil
+	})
 }
 
 // trace prints what happens, in order.
