@@ -96,6 +96,7 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 	if err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "the token")
 	}
+	begins := time.Unix(c.notBefore, 0)
 	switch {
 	case !slices.Contains(i.Issuers, c.issuer) || !strings.EqualFold(c.tenant, i.Tenant):
 		return nil, reason.Deny(reason.AccountNotAllowed, "the token is of tenant %.64q, issued by %.128q",
@@ -107,9 +108,9 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 				i.Resource)
 		}
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %.128q, not for %.128q", c.audience, i.Resource)
-	case time.Unix(c.notBefore, 0).After(now.Add(leeway)):
+	case begins.After(now.Add(leeway)):
 		return nil, reason.Deny(reason.Internal, "the token is valid from %s, in the future: this clock differs from Azure's",
-			time.Unix(c.notBefore, 0).UTC().Format(time.RFC3339))
+			begins.UTC().Format(time.RFC3339))
 	case !now.Before(time.Unix(c.expires, 0).Add(leeway)):
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token expired at %d", c.expires)
 	}

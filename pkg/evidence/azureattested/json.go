@@ -48,7 +48,7 @@ func (r *reader) object(v jsonspan.Value, fields []field, depth int) error {
 	if depth > maxDepth {
 		return errors.New("too deep")
 	}
-	seen := make([]string, 0, 8)
+	var seen []string
 	for n, value := range v.Members() {
 		if err := r.count(); err != nil {
 			return err

@@ -64,7 +64,7 @@ func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time)
 			v.chains.put(roots, intermediates, c, until, now)
 			return opened(message, c)
 		}
-		if _, wrong := message.Verify(c); wrong == nil && failed == nil {
+		if _, wrong := message.Verify(c); wrong == nil {
 			failed = err
 		}
 	}
@@ -99,7 +99,7 @@ func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities 
 			} else {
 				signers = append(signers, c)
 			}
-		case c.IsCA && c.BasicConstraintsValid && checkKey(c) == nil:
+		case c.IsCA && checkKey(c) == nil:
 			if authorities = append(authorities, c); len(authorities) > maxAuthorities {
 				return nil, nil, reason.Deny(reason.DocumentInvalid, "more than %d certificates of authorities", maxAuthorities)
 			}
@@ -122,12 +122,9 @@ func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities 
 func admitted(authorities []*x509.Certificate, roots, intermediates *x509.CertPool, now time.Time) *x509.CertPool {
 	pool := x509.NewCertPool()
 	if intermediates != nil {
-		pool = intermediates
-		if len(authorities) > 0 {
-			pool = intermediates.Clone()
-		}
+		pool = intermediates.Clone()
 	}
-	for len(authorities) > 0 {
+	for {
 		var waiting []*x509.Certificate // may chain to one of the others
 		for _, c := range authorities {
 			// The usages of the chain are checked for the signer only.
@@ -140,11 +137,10 @@ func admitted(authorities []*x509.Certificate, roots, intermediates *x509.CertPo
 			pool.AddCert(c)
 		}
 		if len(waiting) == len(authorities) {
-			break
+			return pool
 		}
 		authorities = waiting
 	}
-	return pool
 }
 
 // opened verifies the signature.
@@ -207,12 +203,7 @@ func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertP
 	}
 	var until time.Time
 	for _, chain := range found {
-		end := chain[0].NotAfter
-		for _, c := range chain {
-			if c.NotAfter.Before(end) {
-				end = c.NotAfter
-			}
-		}
+		end := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
 		if end.After(until) {
 			until = end
 		}
@@ -231,7 +222,7 @@ func (v *Verifier) named(host string) bool {
 const maxChains = 256
 
 // chains caches the signers' certificates whose chains were verified with one pair of pools. Other
-// pools clear the cache.
+// pools clear the cache. The roots are never nil.
 type chains struct {
 	mu                   sync.Mutex
 	roots, intermediates *x509.CertPool
@@ -246,7 +237,7 @@ type chain struct {
 func (k *chains) get(roots, intermediates *x509.CertPool, der []byte, now time.Time) *x509.Certificate {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(der) > maxCertificate || len(k.known) == 0 || k.roots != roots || k.intermediates != intermediates {
+	if len(der) > maxCertificate || k.roots != roots || k.intermediates != intermediates {
 		return nil
 	}
 	found, ok := k.known[sha256.Sum256(der)]
@@ -261,7 +252,7 @@ func (k *chains) get(roots, intermediates *x509.CertPool, der []byte, now time.T
 func (k *chains) put(roots, intermediates *x509.CertPool, signer *x509.Certificate, until, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.roots != roots || k.intermediates != intermediates || k.known == nil {
+	if k.roots != roots || k.intermediates != intermediates {
 		k.roots, k.intermediates, k.known = roots, intermediates, map[[sha256.Size]byte]chain{}
 	}
 	for key, c := range k.known {
