@@ -159,11 +159,42 @@ func TestReceivedAuthorities(t *testing.T) {
 		w.passes()
 		slices.Reverse(w.document.Certificates)
 	}
+	// Usable sorts them by their bytes, so the serial number decides which of them is first.
+	now, key := w.now, attacker(t)
+	for _, serials := range [][2]int64{{2, 3}, {3, 2}} {
+		root := issuer{t, nil, key}.issue(1, now.Add(-time.Hour), now.Add(time.Hour), &key.PublicKey, true)
+		upper := issuer{t, root, key}.issue(serials[0], now.Add(-time.Hour), now.Add(time.Hour), &key.PublicKey, true)
+		lower := issuer{t, upper, key}.issue(serials[1], now.Add(-time.Hour), now.Add(time.Hour), &key.PublicKey, true)
+		leaf := issuer{t, lower, key}.issue(4, now.Add(-time.Hour), now.Add(time.Hour), &key.PublicKey, false)
+		raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf, leaf.Raw,
+			lower.Raw, upper.Raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		below := newSetup(t)
+		anchors := pool(root)
+		below.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return anchors, nil }
+		below.document.Raw = raw
+		below.passes()
+	}
 	// A received root is not a trusted root.
 	none := x509.NewCertPool()
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return none, nil }
 	_, err := w.verify()
 	denied(t, err, reason.DocumentUntrusted)
+}
+
+// The chain of a known signer is not verified again, so its document needs no intermediate.
+func TestAKnownSignerNeedsNoChain(t *testing.T) {
+	w := newSetup(t)
+	roots := pool(w.cloud.Root())
+	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
+	_, err := w.verify()
+	denied(t, err, reason.DocumentUntrusted)
+	w.document.Certificates = [][]byte{w.cloud.Intermediate().Raw}
+	w.passes()
+	w.document.Certificates = nil
+	w.passes()
 }
 
 // The denial does not depend on the order of the certificates. It concerns the certificate that

@@ -199,6 +199,7 @@ func TestContentRules(t *testing.T) {
 			return strings.Replace(s, from, to, 1)
 		}
 	}
+	deep := func(n int) string { return `"a":` + strings.Repeat("[", n) + strings.Repeat("]", n) + `,` }
 	stamp := func(at time.Time) string { return at.UTC().Format("01/02/06 15:04:05") + " -0000" }
 	now := time.Now().Truncate(time.Second)
 	times := func(created, expires time.Time) func(string) string {
@@ -220,6 +221,8 @@ func TestContentRules(t *testing.T) {
 		"a subscription that is not a GUID":      {replace("0b1f6471-", "0b1f6471x"), reason.DocumentInvalid},
 		"no vmId":                                {replace(`"vmId"`, `"vmid2"`), reason.DocumentInvalid},
 		"a vmId that is not a GUID":              {replace(vmID, "worker-1"), reason.DocumentInvalid},
+		"a sku that is an object":                {replace(`"aro_420"`, `{}`), reason.DocumentInvalid},
+		"sku in another case":                    {replace(`"sku"`, `"SKU"`), reason.DocumentInvalid},
 		"a vmId that is a number":                {replace(`"`+vmID+`"`, `7`), reason.DocumentInvalid},
 		"vmId twice":                             {replace(`{`, `{"vmId":"`+vmID+`",`), reason.DocumentInvalid},
 		"vmId once more in another case":         {replace(`{`, `{"VMID":"`+vmID+`",`), reason.DocumentInvalid},
@@ -228,15 +231,16 @@ func TestContentRules(t *testing.T) {
 		"a time twice": {replace(`"createdOn"`, `"createdOn":"x","createdOn"`),
 			reason.DocumentInvalid},
 		"an unknown field twice": {replace(`{`, `{"a":1,"a":1,`), reason.DocumentInvalid},
-		"too deep": {replace(`{`, `{"a":`+strings.Repeat("[", 50)+strings.Repeat("]", 50)+`,`),
-			reason.DocumentInvalid},
-		"bytes after it":  {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
-		"bytes before it": {func(s string) string { return "x" + s }, reason.DocumentInvalid},
-		"an array":        {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
-		"not UTF-8":       {replace("aro_420", "\xff"), reason.DocumentInvalid},
-		"too long":        {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
-		"nothing":         {func(string) string { return "" }, reason.DocumentNotFresh},
-		"only the nonce":  {func(string) string { return "AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA" }, reason.DocumentInvalid},
+		"too deep":               {replace(`{`, `{`+deep(50)), reason.DocumentInvalid},
+		"deep in the times":      {replace(`"createdOn"`, deep(6)+`"createdOn"`), 0},
+		"too deep in the times":  {replace(`"createdOn"`, deep(7)+`"createdOn"`), reason.DocumentInvalid},
+		"bytes after it":         {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
+		"bytes before it":        {func(s string) string { return "x" + s }, reason.DocumentInvalid},
+		"an array":               {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
+		"not UTF-8":              {replace("aro_420", "\xff"), reason.DocumentInvalid},
+		"too long":               {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
+		"nothing":                {func(string) string { return "" }, reason.DocumentNotFresh},
+		"only the nonce":         {func(string) string { return "AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA" }, reason.DocumentInvalid},
 		"the nonce in another field": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
 			`"nonce":"x","AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA":1`), reason.DocumentNotFresh},
 		"no times":                       {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
@@ -323,6 +327,7 @@ func TestConfirm_AcceptsOnlyTheMachineOfTheDocument(t *testing.T) {
 		provider string // instead of the machine's
 		change   func(*setup)
 		want     reason.Code
+		text     string // in the error
 		calls    int
 	}{
 		"as it is": {calls: 1},
@@ -333,7 +338,9 @@ func TestConfirm_AcceptsOnlyTheMachineOfTheDocument(t *testing.T) {
 			calls: 1},
 		"a resource group that is not": {change: func(w *setup) { w.verifier.ResourceGroups = []string{"other"} },
 			want: reason.AccountNotAllowed},
-		"of another cloud": {provider: "aws:///eu-central-1a/i-0123456789abcdef0", want: reason.EvidenceDisagrees},
+		"of another cloud": {provider: "aws:///eu-central-1a/i-0123456789abcdef0", want: reason.EvidenceDisagrees,
+			text: "the Machine is not a virtual machine of Azure"},
+		"without azure:// before its name": {provider: other, want: reason.EvidenceDisagrees},
 		"of a scale set": {
 			provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/s/virtualMachines/0", want: reason.EvidenceDisagrees,
 		},
@@ -378,8 +385,8 @@ func TestConfirm_AcceptsOnlyTheMachineOfTheDocument(t *testing.T) {
 				if err != nil || s.ProviderID != test.provider {
 					t.Fatalf("%+v %v", s, err)
 				}
-			} else {
-				denied(t, err, test.want)
+			} else if denied(t, err, test.want); !strings.Contains(err.Error(), test.text) {
+				t.Fatalf("%v, want %q", err, test.text)
 			}
 			if len(w.asked) != test.calls {
 				t.Fatalf("%d calls, not %d", len(w.asked), test.calls)

@@ -19,12 +19,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 )
 
-// keys are the keys of a tenant.
+// keys are the keys of a tenant. They are unavailable if it is nil.
 type keys map[string]crypto.PublicKey
 
 func (k keys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
 	if key, ok := k[kid]; ok {
 		return key, nil
+	}
+	if k == nil {
+		return nil, reason.Deny(reason.ProviderUnavailable, "the keys of the tenant")
 	}
 	return nil, reason.Deny(reason.DocumentUntrusted, "no key %.64q", kid)
 }
@@ -112,6 +115,8 @@ func TestConfirm_ChecksTheManagedIdentitysToken(t *testing.T) {
 		"with an end that is text": {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
 		"signed by an unknown key": {change: func(w *setup) { w.verifier.Identity.Keys = keys{} },
 			want: reason.DocumentUntrusted},
+		"without an answer about its key": {change: func(w *setup) { w.verifier.Identity.Keys = keys(nil) },
+			want: reason.ProviderUnavailable},
 		"with alg none": {change: func(w *setup) {
 			parts := strings.Split(string(w.document.Token), ".")
 			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + "." + parts[1] + ".")

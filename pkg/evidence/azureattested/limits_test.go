@@ -4,6 +4,8 @@ package azureattested_test
 
 import (
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
@@ -149,6 +151,7 @@ func TestIdentity_Limits(t *testing.T) {
 	ofBits := func(bits int) crypto.PublicKey {
 		return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), bits-1, 1), E: 65537}
 	}
+	onP256 := &ecdsa.PublicKey{Curve: elliptic.P256()}
 	for name, c := range map[string]struct {
 		token []byte
 		key   crypto.PublicKey // nil: the right one
@@ -164,6 +167,7 @@ func TestIdentity_Limits(t *testing.T) {
 		"RSA-2048, another":   {set("x", 1), ofBits(2048), "the token: "},
 		"RSA-4096, another":   {set("x", 1), ofBits(4096), "error in cryptographic primitive"},
 		"RSA-4097":            {set("x", 1), ofBits(4097), "is not RSA of 2048 to 4096 bits"},
+		"not RSA":             {set("x", 1), onP256, "is not RSA of 2048 to 4096 bits"},
 		"begins in 5 minutes": {set("nbf", now.Unix()+300), nil, ""},
 		"begins in 301 s":     {set("nbf", now.Unix()+301), nil, "this clock differs"},
 		"ended 299 s ago":     {set("exp", now.Unix()-299), nil, ""},
@@ -239,6 +243,9 @@ func TestVerify_SizesOfADocument(t *testing.T) {
 		"a time stamp that is a text": {func(w *setup) {
 			w.document.Raw = w.content(func(s string) string { return strings.Replace(s, `{"createdOn`, `"x","y":{"createdOn`, 1) })
 		}, `the field "timeStamp" is of another type`},
+		"an end in another form": {func(w *setup) {
+			w.document.Raw = w.content(func(s string) string { return strings.Replace(s, `sOn":"`, `sOn":"x`, 1) })
+		}, `expiresOn "x`},
 		"nine certificates of no authority": {func(w *setup) {
 			leaf, key := w.cloud.Leaf()
 			bag := [][]byte{leaf.Raw}
@@ -252,6 +259,19 @@ func TestVerify_SizesOfADocument(t *testing.T) {
 			}
 			w.document.Raw = raw
 		}, ""},
+		"a signer on P-256": {func(w *setup) {
+			onP256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, leaves := maze(t, w, elliptic.P256(), 0, &onP256.PublicKey)
+			leaf, key := w.cloud.Leaf()
+			w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf,
+				leaves...)
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, "the certificate of the signer: a key that is not RSA"},
 		"a signer with RSA-1024": {func(w *setup) {
 			small, err := rsa.GenerateKey(rand.Reader, 1024)
 			if err != nil {
