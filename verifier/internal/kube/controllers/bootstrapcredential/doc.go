@@ -19,14 +19,17 @@
 //
 // Each attestation token has one published credential, which every use of the token receives. The
 // Secret is deleted when the machine has joined, is quarantined or was deleted, and when the token was
-// superseded. It is also deleted when the token has expired for a replica whose clock is ten minutes behind.
+// superseded. It is also deleted ten minutes after the token expired, because the clocks of replicas may differ by that
+// time.
 //
 // While the inventory does not allow the credential of a live attestation token, the controller retries
 // after a few seconds, and less often with time. No event follows when the inventory receives the
 // Machine.
 //
-// Replicas may have different views of a Machine, so that one withdraws what another one publishes. Each replica
-// publishes three credentials for one attestation token without a pause, and further ones every 30 seconds.
+// Replicas may have different views of a Machine, so that one withdraws what another one publishes. Each replica makes
+// three credentials for one attestation token without a pause, and further ones after pauses of 30 seconds to four
+// minutes. A replica that started after the Machine became unusable neither publishes nor withdraws its credential:
+// another replica may have the Machine's last good state.
 //
 // It needs get of records, patch of their status, get of Machines, and the roles of
 // deploy/components/credential or credential-kubernetes.

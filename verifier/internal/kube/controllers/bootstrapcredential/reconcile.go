@@ -69,16 +69,22 @@ type Reconciler struct {
 
 	mu       sync.Mutex
 	tokens   map[string]observed // by UID of the record
+	issued   map[string]issued   // by UID of the record
 	unread   string              // why the published credentials could not be watched
 	failedAt time.Time
 }
 
 // observed is a live attestation token.
 type observed struct {
-	id       string
-	since    time.Time
-	made     int       // how many credentials this replica published for it
-	lastMade time.Time // when it published the last one
+	id    string
+	since time.Time
+}
+
+// issued is how many credentials this replica made for an attestation token.
+type issued struct {
+	token string
+	n     int
+	last  time.Time
 }
 
 const (
@@ -88,8 +94,9 @@ const (
 	minRetry = 2 * time.Second
 	// standby is the time that a replica that does not lead leaves a new attestation to the leader.
 	standby = 3 * time.Second
-	// withoutPause is how many credentials a replica publishes for one token without a pause.
+	// withoutPause is how many credentials a replica makes for one token without a pause. maxPause is the longest one.
 	withoutPause = 3
+	maxPause     = 4 * time.Minute
 	// clocks is the maximum difference of the clocks of two replicas.
 	clocks = 2 * keys.ClockSkew
 	// failedRecently is longer than the pause of a failing watch before it starts again.
@@ -102,7 +109,7 @@ func New(o Options) *Reconciler {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	r := &Reconciler{o: o, tokens: map[string]observed{}}
+	r := &Reconciler{o: o, tokens: map[string]observed{}, issued: map[string]issued{}}
 	r.trigger.All, r.trigger.Interval = r.all, resync
 	return r
 }
@@ -117,7 +124,7 @@ func (r *Reconciler) Observe(uid, tokenID string) {
 	case tokenID == "":
 		delete(r.tokens, uid)
 	default:
-		r.tokens[uid] = observed{id: tokenID, since: r.o.Now()}
+		r.tokens[uid] = observed{tokenID, r.o.Now()}
 	}
 	r.mu.Unlock()
 	switch {
@@ -228,6 +235,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			published.Annotations[credential.AnnotationCredential])
 	}
 	if token == nil || expired(token, began) {
+		r.discount(uid)
 		return reconcile.Result{RequeueAfter: r.retry(uid, rec)}, nil
 	}
 	if pause := max(r.pause(rec, began), r.repeated(uid, token.ID, began)); pause > 0 {
@@ -241,7 +249,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 }
 
 // token returns the record of a machine, and its attestation token if the machine may have a credential
-// now, also by the clock of another replica. An error means that the answer is unknown.
+// now. That includes a token that has expired only by this replica's clock. An error means that the answer is unknown.
 func (r *Reconciler) token(ctx context.Context, session store.Session, uid string, now time.Time,
 ) (*v1alpha1.MachineAttestation, *v1alpha1.TokenStatus, error) {
 	if record.IsBreakGlass(uid) {
@@ -302,45 +310,56 @@ func (r *Reconciler) pause(rec *v1alpha1.MachineAttestation, now time.Time) time
 	return min(standby, standby-now.Sub(rec.Status.LastAttested.Time)) // the clock of the front may be ahead
 }
 
-// repeated returns the time that a replica waits before it publishes another credential for a token. One replica may
-// withdraw what another one publishes, because their views of the Machine differ.
+// repeated returns the time that a replica waits before it makes another credential for a token. One replica may
+// withdraw what another one publishes, because their views of the Machine differ. The pause becomes longer each time,
+// because a record has only the last [v1alpha1.MaxCredentials].
 func (r *Reconciler) repeated(uid, tokenID string, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := r.tokens[uid]
-	if t.id != tokenID || t.made < withoutPause {
+	t := r.issued[uid]
+	if t.token != tokenID || t.n < withoutPause {
 		return 0
 	}
-	return min(kube.MaxJoinPause, kube.MaxJoinPause-now.Sub(t.lastMade))
+	pause := min(kube.MaxJoinPause<<min(t.n-withoutPause, 8), maxPause)
+	return min(pause, pause-now.Sub(t.last)) // the clock may have been set back
 }
 
-// made counts a credential that this replica published for a token.
-func (r *Reconciler) made(uid, tokenID string) {
+// count counts a credential that this replica made for a token.
+func (r *Reconciler) count(uid, tokenID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if t, ok := r.tokens[uid]; ok && t.id == tokenID {
-		t.made, t.lastMade = t.made+1, r.o.Now()
-		r.tokens[uid] = t
+	n := 1
+	if t := r.issued[uid]; t.token == tokenID {
+		n += t.n
 	}
+	r.issued[uid] = issued{tokenID, n, r.o.Now()}
 }
 
-// serves reports whether a published credential belongs to a token, and until when. The record must
-// have the credential. It also belongs to a token that has expired only by this replica's clock. If this replica
-// withdrew it, one whose clock is behind would immediately publish another one, again and again.
+// discount removes the count of a machine that may have no credential.
+func (r *Reconciler) discount(uid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.issued, uid)
+}
+
+// serves reports whether a published credential belongs to a token, and until when. The record must have the
+// credential. It also belongs to a token that has expired only by this replica's clock. If this replica withdrew it,
+// one whose clock is behind would immediately publish another one, again and again.
 func serves(published client.Object, rec *v1alpha1.MachineAttestation, token *v1alpha1.TokenStatus, now time.Time,
 ) (time.Time, bool) {
 	a := published.GetAnnotations()
 	if token == nil || a[credential.AnnotationToken] != token.ID || published.GetDeletionTimestamp() != nil {
 		return time.Time{}, false
 	}
+	var late time.Duration
 	if expired(token, now) {
-		return token.Expiry.Add(clocks), true
+		late = clocks
 	}
-	own, ok := record.Credential(rec, a[credential.AnnotationCredential], now)
+	own, ok := record.Credential(rec, a[credential.AnnotationCredential], now.Add(-late))
 	if !ok || own.Revoked {
 		return time.Time{}, false
 	}
-	return earlier(token.Expiry.Time, own.Expiry.Time), true
+	return earlier(token.Expiry.Time, own.Expiry.Time).Add(late), true
 }
 
 func expired(token *v1alpha1.TokenStatus, now time.Time) bool { return !now.Before(token.Expiry.Time) }
@@ -352,30 +371,35 @@ func (r *Reconciler) provide(ctx context.Context, session store.Session, uid str
 	if err != nil {
 		return time.Time{}, err
 	}
+	r.count(uid, token.ID)
 	err = session.Update(ctx, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.AddCredential(rec, token.ID, *own, r.o.Now())
 	})
-	published := false // perhaps
-	if err == nil {
-		err = r.o.Issuer.Publish(ctx, uid, token.ID, own)
-		published = !rejected(err)
-	}
 	if err != nil {
-		if !published {
+		r.o.Issuer.Discard(context.WithoutCancel(ctx), own)
+		return time.Time{}, err
+	}
+	if err := r.o.Issuer.Publish(ctx, uid, token.ID, own); err != nil {
+		if r.unpublished(ctx, uid, own.ID, err) {
 			r.o.Issuer.Discard(context.WithoutCancel(ctx), own)
 		}
 		return time.Time{}, err
 	}
-	r.made(uid, token.ID)
 	r.o.Log.Info("published a bootstrap credential", "machine", uid, "credential", own.ID, "expires", own.Expiry,
 		"took", r.o.Now().Sub(began).String())
 	return earlier(token.Expiry.Time, own.Expiry), nil
 }
 
-// rejected reports whether the API server did not perform a request. It may have performed one that has no answer.
-func rejected(err error) bool {
+// unpublished reports whether a credential is certainly not published. The API server may have performed a request that
+// has no answer, or whose answer is that of a repetition.
+func (r *Reconciler) unpublished(ctx context.Context, uid, own string, err error) bool {
 	var s kerrors.APIStatus
-	return errors.As(err, &s) && s.Status().Code/100 == 4
+	if !errors.As(err, &s) || s.Status().Code/100 != 4 {
+		return false
+	}
+	found := secretMetadata()
+	err = r.live.Get(ctx, types.NamespacedName{Namespace: r.o.Issuer.Namespace, Name: uid}, found)
+	return client.IgnoreNotFound(err) == nil && found.Annotations[credential.AnnotationCredential] != own
 }
 
 func earlier(a, b time.Time) time.Time {

@@ -7,8 +7,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -367,7 +369,11 @@ func TestReconcile_TheClocksOfReplicasDiffer(t *testing.T) {
 	expiry := s.records[uid].Status.Token.Expiry.Time
 	for _, clock := range []time.Time{expiry, expiry.Add(2*keys.ClockSkew - time.Second), time.Now()} {
 		s.now = func() time.Time { return clock }
-		if pause := s.again(uid); clock.Add(pause).Before(expiry) {
+		end := expiry
+		if !clock.Before(expiry) {
+			end = expiry.Add(2 * keys.ClockSkew)
+		}
+		if pause := s.again(uid); clock.Add(pause).Before(end) {
 			t.Errorf("at %v the next time is after %v", clock, pause)
 		}
 		if again := s.serves(uid, "t1"); again != own {
@@ -378,17 +384,25 @@ func TestReconcile_TheClocksOfReplicasDiffer(t *testing.T) {
 	if pause := s.again(uid); pause != 0 || s.secret(uid) != nil {
 		t.Errorf("no replica provides it, but it is published, and the next time is after %v", pause)
 	}
+
+	s.now = time.Now
+	revoked := s.attested()
+	s.ok(s.reconcile(revoked))
+	s.change(revoked, func(r *v1alpha1.MachineAttestation) { r.Status.Credentials[0].Revoked = true })
+	s.now = func() time.Time { return s.records[revoked].Status.Token.Expiry.Time }
+	if s.again(revoked); s.secret(revoked) != nil {
+		t.Error("a revoked credential is still published")
+	}
 }
 
 // One replica may withdraw what another one publishes, because their views of the Machine differ.
 func TestReconcile_ReplicasThatDisagreeDoNotWriteWithoutAPause(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	uid := s.attested()
-	s.controller.Observe(uid, "t1")
 	clock := time.Now()
 	s.now = func() time.Time { return clock }
 	published, last := 0, time.Time{}
-	for end := clock.Add(2 * time.Minute); clock.Before(end); clock = clock.Add(time.Second) {
+	for end := clock.Add(10 * time.Minute); clock.Before(end); clock = clock.Add(10 * time.Second) {
 		s.again(uid)
 		if s.secret(uid) == nil {
 			continue
@@ -396,11 +410,10 @@ func TestReconcile_ReplicasThatDisagreeDoNotWriteWithoutAPause(t *testing.T) {
 		published, last = published+1, clock
 		s.ok(s.admin.CoreV1().Secrets(s.published).Delete(t.Context(), uid, metav1.DeleteOptions{}))
 	}
-	if published < 5 || published > 8 || clock.Sub(last) > kube.MaxJoinPause {
-		t.Errorf("published %d times in two minutes, %v ago for the last time", published, clock.Sub(last))
+	if published < 5 || published > v1alpha1.MaxCredentials || clock.Sub(last) > 4*time.Minute {
+		t.Errorf("published %d times in ten minutes, %v ago for the last time", published, clock.Sub(last))
 	}
 	s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Token.ID = "t2" })
-	s.controller.Observe(uid, "t2")
 	if s.again(uid); s.secret(uid) == nil {
 		t.Error("another attestation waits")
 	}
@@ -475,43 +488,75 @@ func (s *site) bootstrapTokens(uid string) []corev1.Secret {
 	return all.Items
 }
 
-// loses has the answers of the requests that create a Secret in a namespace.
-type loses struct {
+// publication changes the first request that creates a Secret in a namespace. It drops the answer, or answers that the
+// Secret exists.
+type publication struct {
 	http.RoundTripper
-	namespace string
+	namespace         string
+	perform, conflict bool
+	once              sync.Once
 }
 
-func (l loses) RoundTrip(r *http.Request) (*http.Response, error) {
-	res, err := l.RoundTripper.RoundTrip(r)
-	if err == nil && r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/"+l.namespace+"/") {
-		res.Body.Close()
+func (p *publication) RoundTrip(r *http.Request) (res *http.Response, err error) {
+	changed := false
+	if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/"+p.namespace+"/") {
+		p.once.Do(func() { changed = true })
+	}
+	if !changed || p.perform {
+		res, err = p.RoundTripper.RoundTrip(r)
+	}
+	switch {
+	case !changed || err != nil:
+		return res, err
+	case !p.conflict:
 		return nil, errors.New("the answer was lost")
 	}
-	return res, err
+	answer := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"AlreadyExists","code":409}`
+	return &http.Response{StatusCode: http.StatusConflict, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(answer)), Request: r}, nil
 }
 
 // A credential that may be published must not be deleted: the machine could have received it.
-func TestReconcile_KeepsACredentialWhosePublicationHasNoAnswer(t *testing.T) {
-	s := newSite(t, config.BootstrapToken, func(o *bootstrapcredential.Options) {
-		lossy := rest.CopyConfig(cluster.StartShared(t).Admin())
-		lossy.Wrap(func(rt http.RoundTripper) http.RoundTripper { return loses{rt, o.Issuer.Namespace} })
-		issuer := o.Issuer.Options
-		var err error
-		if issuer.Client, err = kubernetes.NewForConfig(lossy); err != nil {
-			t.Fatal(err)
-		}
-		if o.Issuer, err = credential.NewIssuer(issuer); err != nil {
-			t.Fatal(err)
-		}
-	})
-	uid := s.attested()
-	if err := s.reconcile(uid); err == nil {
-		t.Error("no error without an answer")
-	}
-	s.ok(s.reconcile(uid))
-	id := strings.TrimPrefix(s.serves(uid, "t1"), "system:bootstrap:")
-	if all := s.bootstrapTokens(uid); len(all) != 1 || string(all[0].Data["token-id"]) != id {
-		t.Errorf("%s is published, but there are %d tokens", id, len(all))
+func TestReconcile_DeletesOnlyACredentialThatIsNotPublished(t *testing.T) {
+	for name, test := range map[string]struct {
+		perform, conflict bool
+		left              int // the tokens before the next try
+	}{
+		"no answer":                     {perform: true, left: 1},
+		"the request was repeated":      {perform: true, conflict: true, left: 1},
+		"another credential was faster": {conflict: true, left: 0},
+		"the request was lost":          {left: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, config.BootstrapToken, func(o *bootstrapcredential.Options) {
+				changed := rest.CopyConfig(cluster.StartShared(t).Admin())
+				changed.Wrap(func(rt http.RoundTripper) http.RoundTripper {
+					return &publication{RoundTripper: rt, namespace: o.Issuer.Namespace, perform: test.perform,
+						conflict: test.conflict}
+				})
+				issuer := o.Issuer.Options
+				var err error
+				if issuer.Client, err = kubernetes.NewForConfig(changed); err != nil {
+					t.Fatal(err)
+				}
+				if o.Issuer, err = credential.NewIssuer(issuer); err != nil {
+					t.Fatal(err)
+				}
+			})
+			uid := s.attested()
+			if err := s.reconcile(uid); err == nil {
+				t.Error("no error")
+			}
+			if all := s.bootstrapTokens(uid); len(all) != test.left {
+				t.Errorf("%d tokens, not %d", len(all), test.left)
+			}
+			s.ok(s.reconcile(uid))
+			id := strings.TrimPrefix(s.serves(uid, "t1"), "system:bootstrap:")
+			all := s.bootstrapTokens(uid)
+			if !slices.ContainsFunc(all, func(o corev1.Secret) bool { return string(o.Data["token-id"]) == id }) {
+				t.Errorf("%s is published, but is not among %d tokens", id, len(all))
+			}
+		})
 	}
 }
 
