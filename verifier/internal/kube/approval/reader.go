@@ -100,7 +100,8 @@ type Reader struct {
 
 var _ approver.Cluster = (*Reader)(nil)
 
-// NewReader returns a reader. It makes no call. Every call of the reader ends with its context.
+// NewReader returns a reader. It makes no call. Every call of the reader ends with its context, except one that lists
+// the quarantines for others as well. That one ends after listTimeout.
 func NewReader(o Options) *Reader {
 	o.Namespaces = slices.Compact(slices.Sorted(slices.Values(o.Namespaces)))
 	if slices.Contains(o.Namespaces, "*") || slices.Contains(o.Namespaces, "") {
