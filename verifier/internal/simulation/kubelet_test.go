@@ -65,7 +65,7 @@ func (l *life) newKey(uid string, m *machine) {
 	l.ledger.attests(uid, m.key)
 }
 
-// certify gets the certificate for the key that a machine attested on this connection. It is as the agent does it.
+// certify gets the certificate for the key that a machine attested on this connection, as the agent does.
 func (m *machine) certify(conn *connection, ticket string) (err error) {
 	client := mcsattestv1connect.NewAttestationClient(conn.client(), origin)
 	for range 4 {
@@ -80,6 +80,8 @@ func (m *machine) certify(conn *connection, ticket string) (err error) {
 	return err
 }
 
+var errOtherKey = errors.New("the certificate has another key")
+
 func checkCertificate(chain [][]byte, k *nodeKey) error {
 	if len(chain) == 0 {
 		return errors.New("no certificate")
@@ -89,7 +91,7 @@ func checkCertificate(chain [][]byte, k *nodeKey) error {
 		return err
 	}
 	if sha256.Sum256(leaf.RawSubjectPublicKeyInfo) != k.digest {
-		return errors.New("the certificate has another key")
+		return errOtherKey
 	}
 	return nil
 }
@@ -97,19 +99,28 @@ func checkCertificate(chain [][]byte, k *nodeKey) error {
 // inConfig is a bootstrap token in a data URL.
 var inConfig = regexp.MustCompile(`%22([a-z0-9]{6}\.[a-z0-9]{16})%22`)
 
-// received receives each config that a machine got. It may contain the machine's bootstrap credential.
-func (l *life) received(token, config string) {
-	found := inConfig.FindStringSubmatch(config)
-	if found == nil {
-		return
+// received checks a config that a machine got. It never contains the credential that all nodes share. If it contains a
+// bootstrap credential, that is one of this Machine, and it was not deleted.
+func (l *life) received(m *machine, token, config string) {
+	own, uid := "", claimsOf(token).MachineUID
+	if found := inConfig.FindStringSubmatch(config); found != nil {
+		own = found[1]
 	}
-	own, uid := found[1], claimsOf(token).MachineUID
-	l.mu.Lock()
-	l.credentials[uid] = own
-	l.mu.Unlock()
-	known := l.server.get(named("secrets"), "kube-system", "bootstrap-token-"+own[:6]) != nil
+	known := own == "" || l.server.get(named("secrets"), "kube-system", "bootstrap-token-"+own[:6]) != nil
 	l.ledger.mu.Lock()
 	defer l.ledger.mu.Unlock()
+	if strings.Contains(config, "%22shared%22") {
+		l.ledger.violated("%s receives the credential that all nodes share", uid)
+	}
+	if own == "" {
+		return
+	}
+	l.mu.Lock()
+	l.credentials[uid], m.credential = own, own
+	l.mu.Unlock()
+	if first := l.ledger.given[bootstrapUser+own[:6]]; first != "" && first != uid {
+		l.ledger.violated("%s receives the credential of %s", uid, first)
+	}
 	l.ledger.given[bootstrapUser+own[:6]] = uid
 	revoked := !l.ledger.quarantined[uid].IsZero() || !l.ledger.deleted[uid].IsZero()
 	if !known && !revoked && l.ledger.restored.IsZero() {
@@ -117,7 +128,8 @@ func (l *life) received(token, config string) {
 	}
 }
 
-// asks creates the request of a kubelet with a bootstrap credential. The API server knows the credential by its Secret.
+// asks creates the request of a kubelet with a bootstrap credential. The API server accepts a credential that has a
+// Secret.
 func (l *life) asks(own string, k *nodeKey) (request string, err error) {
 	id, key, _ := strings.Cut(own, ".")
 	s := l.server.get(named("secrets"), "kube-system", "bootstrap-token-"+id)
@@ -159,7 +171,7 @@ func has(o *object, kind string) bool {
 }
 
 // kubelet waits for the certificate of a machine that has its config. A kubelet keeps its key.
-func (l *life) kubelet(name, uid string, m *machine, r *mathrand.Rand) bool {
+func (l *life) kubelet(name string, m *machine, r *mathrand.Rand) bool {
 	if m.key != nil {
 		return true // the agent has the certificate
 	}
@@ -167,10 +179,10 @@ func (l *life) kubelet(name, uid string, m *machine, r *mathrand.Rand) bool {
 	if err != nil {
 		panic(err)
 	}
+	l.mu.Lock()
+	own := m.credential
+	l.mu.Unlock()
 	for ; !l.ended(name); time.Sleep(between(r, time.Second, 10*time.Second)) {
-		l.mu.Lock()
-		own := l.credentials[uid]
-		l.mu.Unlock()
 		request, err := l.asks(own, k)
 		if err != nil {
 			continue
@@ -195,19 +207,23 @@ func (l *life) impostor(token string, r *mathrand.Rand) {
 	if own == "" || len(all) == 0 {
 		return
 	}
-	node := all[r.IntN(len(all))].name
+	victim := all[r.IntN(len(all))]
 	if r.IntN(2) == 0 {
 		for _, o := range all {
 			if text(o.meta(), "uid") == uid {
-				node = o.name
+				victim = o
 			}
 		}
 	}
-	l.excuse(node)
-	k, err := newNodeKey(node)
+	k, err := newNodeKey(victim.name)
 	if err != nil {
 		panic(err)
 	}
+	l.mu.Lock()
+	if !l.in[victim.name] && text(victim.meta(), "uid") == uid { // the credential is of no use against other Machines
+		l.out[victim.name] = true
+	}
+	l.mu.Unlock()
 	_, _ = l.asks(own, k)
 }
 
@@ -259,7 +275,7 @@ func parseRequest(encoded string) (*x509.CertificateRequest, error) {
 	return x509.ParseCertificateRequest(block.Bytes)
 }
 
-// approvals are what the ledger knows of the certificates.
+// approvals are the part of the ledger about certificates.
 type approvals struct {
 	machines map[string]string            // UIDs, by name
 	attested map[string]map[string]bool   // keys that a machine attested, by the UID of its Machine
@@ -346,9 +362,9 @@ func (l *ledger) approves(uid, key, requester string) {
 	l.keys[uid][key] = requester
 }
 
-// forget keeps only the approvals of a backup. No process remembers an approval that a restore of etcd lost. If its
-// machine joined, that is remembered.
-func (l *ledger) forget(b backup) {
+// restoreApprovals keeps only the approvals of a backup. No process remembers an approval that a restore of etcd lost,
+// but one may remember that the machine joined.
+func (l *ledger) restoreApprovals(b backup) {
 	clear(l.keys)
 	clear(l.rewritten)
 	for _, o := range b.objects {

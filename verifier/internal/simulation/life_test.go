@@ -5,6 +5,7 @@ package simulation
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -251,7 +252,7 @@ func (l *life) machineLife(name string) {
 			in = l.gets(m, l.pick(r), token)
 			time.Sleep(between(r, time.Second, 5*time.Second))
 		}
-		if in && l.kubelet(name, uid, m, r) {
+		if in && l.kubelet(name, m, r) {
 			l.joins(name, m, r)
 		}
 		if in {
@@ -263,6 +264,11 @@ func (l *life) machineLife(name string) {
 // proves attests, and returns the token for a thief to copy too. It returns "" if it gets none.
 func (l *life) proves(m *machine, p *process) (token string) {
 	token, err := l.attest(l.ctx, m, p)
+	if errors.Is(err, errOtherKey) {
+		l.ledger.mu.Lock()
+		l.ledger.violated("%s gets a certificate for another key", m.name)
+		l.ledger.mu.Unlock()
+	}
 	if token != "" {
 		l.mu.Lock()
 		l.tokens = append(l.tokens, token)
@@ -276,12 +282,13 @@ func (l *life) proves(m *machine, p *process) (token string) {
 
 // gets presents a token to a gate, and reports whether the gate served the config.
 func (l *life) gets(m *machine, p *process, token string) bool {
+	noticed := p.noticed.Load() > 0
 	status, body, err := l.fetch(l.ctx, m, p, token)
 	if err != nil || status != 200 {
 		return false
 	}
-	l.ledger.serve(token, p.started)
-	l.received(token, body)
+	l.ledger.serve(token, p.started, noticed)
+	l.received(m, token, body)
 	return true
 }
 

@@ -26,6 +26,8 @@ type machine struct {
 	address string
 	tpm     *softtpmtest.TPM
 	key     *nodeKey // that it attests, or nil
+
+	credential string // the bootstrap credential of its config; life.mu protects it
 }
 
 // connection is a TLS connection of a machine to a front. It implements http.RoundTripper.
@@ -56,8 +58,8 @@ func (c *connection) RoundTrip(r *http.Request) (*http.Response, error) {
 	return served(c.front.http.Handler, own), nil
 }
 
-// attest is an honest attestation on a connection of its own. A machine with a key also gets its certificate; else it
-// returns the token and an error.
+// attest is an honest attestation on a connection of its own. A machine with a key also gets a certificate. If it gets
+// none, attest returns the token and an error.
 func (w *world) attest(ctx context.Context, m *machine, p *process) (token string, err error) {
 	conn := w.connect(ctx, m, p)
 	client := mcsattestv1connect.NewAttestationClient(conn.client(), origin)

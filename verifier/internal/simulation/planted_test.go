@@ -53,7 +53,10 @@ var planted = []struct {
 		`if found[i].UID != "" && found[i].UID == x.RecordUID {`, `if found[i].UID != "" {`},
 	{"a credential is deleted after it was published", "did not join|credential that was deleted",
 		"verifier/internal/kube/controllers/bootstrapcredential/reconcile.go",
-		"if !published {", "if !published || err != nil {"},
+		"if r.unpublished(ctx, uid, own.ID, err) {", "if r.unpublished(ctx, uid, own.ID, err) || true {"},
+	{"replicas that disagree write without a pause", "times in a minute",
+		"verifier/internal/kube/controllers/bootstrapcredential/reconcile.go",
+		"if t.token != tokenID || t.n < withoutPause {", "if t.token != tokenID || t.n >= 0 {"},
 	{"a restore of etcd loses the latches", "was quarantined|had a Node", "verifier/internal/kube/restore/guard.go",
 		"latches := maps.Clone(m.Latches)", "latches := map[string]rule.Latch{}"},
 }
