@@ -4,12 +4,13 @@ package simulation
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -95,19 +96,57 @@ func TestPlantedBugs(t *testing.T) {
 	}
 }
 
-// find fails if the simulation does not find a bug: content in place of a file. It logs how many seeds a find needs.
-func find(t *testing.T, violation *regexp.Regexp, file, content string) {
-	t.Helper()
-	dir := t.TempDir()
-	changed, overlay := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json")
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{file: changed}})
+// TestPlantedBugs_Compile builds the packages with all bugs at once.
+func TestPlantedBugs_Compile(t *testing.T) {
+	root, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.WriteFile(changed, []byte(content), 0o600), os.WriteFile(overlay, list, 0o600)); err != nil {
+	changed, packages := map[string]string{}, map[string]bool{}
+	for _, bug := range planted {
+		at := filepath.Join(root, bug.file)
+		if changed[at] == "" {
+			raw, err := os.ReadFile(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			changed[at] = string(raw)
+		}
+		changed[at] = strings.Replace(changed[at], bug.text, bug.by, 1)
+		packages[filepath.Dir(at)] = true
+	}
+	args := append([]string{"build", "-overlay", overlay(t, changed)}, slices.Sorted(maps.Keys(packages))...)
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// overlay returns the file for go's option -overlay: the contents of some files, by their paths.
+func overlay(t *testing.T, contents map[string]string) (file string) {
+	t.Helper()
+	dir, replace := t.TempDir(), map[string]string{}
+	for path, content := range contents {
+		replace[path] = filepath.Join(dir, strconv.Itoa(len(replace))+".go")
+		if err := os.WriteFile(replace[path], []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
 		t.Fatal(err)
 	}
-	out, _ := exec.Command(build(t, "-overlay", overlay), "-test.run=^TestSimulation$", "-test.timeout=0",
+	file = filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// find fails if the simulation does not find a bug: content in place of a file. It logs how many seeds a find needs.
+func find(t *testing.T, violation *regexp.Regexp, file, content string) {
+	t.Helper()
+	program := build(t, "-overlay", overlay(t, map[string]string{file: content}))
+	out, _ := exec.Command(program, "-test.run=^TestSimulation$", "-test.timeout=0",
 		"-simulation.enough="+strconv.Itoa(finds), "-simulation.first="+strconv.FormatUint(*first, 10),
 		"-simulation.seeds="+strconv.FormatUint(*findPlanted, 10)).CombinedOutput()
 	found, ran := 0, *findPlanted
