@@ -4,12 +4,13 @@ package csr_test
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -116,11 +117,6 @@ func TestJoin_MachineWithABootstrapTokenBecomesANode(t *testing.T) {
 	s.credential(m, id)
 	k := s.bearer(text)
 	k.node = s.node("w-0")
-	s.eventually(func() error { // the API server watches these Secrets
-		_, err := k.api.AuthenticationV1().SelfSubjectReviews().Create(s.context(), &authenticationv1.SelfSubjectReview{},
-			metav1.CreateOptions{})
-		return err
-	})
 	k.join()
 
 	// Another's, that no machine attested for.
@@ -131,10 +127,26 @@ func TestJoin_MachineWithABootstrapTokenBecomesANode(t *testing.T) {
 	s.left(k.ask(), "refuse", "CSRCredential")
 }
 
+// bearer is a kubelet with a token. It waits until the API server knows the token and lets it make
+// requests: the API server watches Secrets and bindings, so it learns of new ones late.
 func (s *site) bearer(token string) *kubelet {
+	s.Helper()
 	api := rest.AnonymousClientConfig(s.c.Admin())
 	api.QPS, api.BearerToken = -1, token
-	return s.kubelet(api)
+	k := s.kubelet(api)
+	s.eventually(func() error {
+		review, err := k.api.AuthorizationV1().SelfSubjectAccessReviews().Create(s.context(),
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb: "create", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests",
+				},
+			}}, metav1.CreateOptions{})
+		if err == nil && !review.Status.Allowed {
+			err = errors.New("the token may not make requests for certificates")
+		}
+		return err
+	})
+	return k
 }
 
 // A Machine's names may be late.
