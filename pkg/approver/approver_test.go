@@ -644,7 +644,8 @@ func (in *input) sum() string {
 
 func (in *input) approved(sum, node string) {
 	s := &in.fake.records[0].Status
-	s.Phase, s.Certificate = v1alpha1.PhaseJoined, &v1alpha1.CertificateStatus{Node: node, PublicKeySHA256: sum}
+	s.Phase, s.Certificate = v1alpha1.PhaseJoined, &v1alpha1.CertificateStatus{Node: node, PublicKeySHA256: sum,
+		Approved: metav1.NewTime(now.Add(-kept))}
 	in.fake.pinned = []*Request{{Kind: Client, Decided: true, Approved: true, PublicKeySHA256: sum}}
 }
 

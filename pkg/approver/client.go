@@ -46,12 +46,13 @@ const clockSkew = 10 * time.Second
 //   - newest*: the machine made no later request with another key, since a kubelet that
 //     does has discarded the earlier key (CSRLimit)
 //   - key*: the record accepts the certificate: neither another key nor another name was
-//     approved or attested (CSRKeyChanged, MachineJoined). A key on the record counts as
-//     approved, unless no request with it was approved. If there is also no Node, it is
-//     replaced. Because a client that may write records can clear that key, no request
-//     for the name with another key may have been approved since the Machine's creation.
-//     Exceptions are one other key while the record's spec grants another attestation, and
-//     two keys of interrupted first boots, for which the verifier made the requests
+//     approved or attested (CSRKeyChanged, MachineJoined). A key on the record is replaced
+//     if there never was a Node, and no request with it was approved. If no request with
+//     it exists anymore, that is known for less than an hour. Because a client that may
+//     write records can clear that key, no request for the name with another key may have
+//     been approved since the Machine's creation. Exceptions are one other key while the
+//     record's spec grants another attestation, and two keys of interrupted first boots,
+//     for which the verifier made the requests
 //   - enrollments*: no enrollment quarantines the machine (Quarantined). A quarantine
 //     reaches the record some time after an administrator wrote it
 //
@@ -382,11 +383,22 @@ func (x *run) mayReplace(n *Request) bool {
 	return live && ours && its.groups() == nil && its.clientContent() == nil
 }
 
-// pinned reports whether a request with the key on the record was approved.
+// kept is the time for which an approved request surely exists. Kubernetes deletes it an hour after the approval, and
+// clocks may differ.
+const kept = 55 * time.Minute
+
+// pinned reports whether a request with the key on the record was or may have been approved.
 func (x *run) pinned() (bool, error) {
+	c := x.record.Status.Certificate
+	if c.Used {
+		return true, nil
+	}
 	all, err := x.w.Pinned(x.ctx, x.record)
 	if err != nil {
 		return false, unread(err, "find the request that was approved before")
+	}
+	if len(all) == 0 {
+		return x.now.Sub(c.Approved.Time) > kept, nil
 	}
 	return slices.ContainsFunc(all, func(r *Request) bool { return r.Approved }), nil
 }

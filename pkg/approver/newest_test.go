@@ -81,6 +81,11 @@ func TestDecide_ApprovesOnlyTheNewestFirstRequest(t *testing.T) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
 		}, Approve, 0},
+		"this key is on the record, and the machine was a Node with it": {func(in *input) {
+			superseded(nil)(in)
+			in.approved(in.sum(), "worker-0")
+			in.fake.records[0].Status.Certificate.Used, in.fake.pinned = true, nil
+		}, Approve, 0},
 		"what was approved cannot be read": {func(in *input) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
@@ -115,6 +120,16 @@ func TestDecide_ReplacesAKeyThatWasNeverApproved(t *testing.T) {
 		"another one with its key": {func(in *input) {
 			in.approved(dead, "worker-0")
 			in.fake.pinned = append([]*Request{{}}, in.fake.pinned...)
+		}, Refuse, reason.CSRKeyChanged},
+		"its request was deleted long ago": {func(in *input) {
+			in.fake.records[0].Status.Certificate.Approved = metav1.NewTime(now.Add(-kept - time.Second))
+		}, Refuse, reason.CSRKeyChanged},
+		"its request waits for long": {func(in *input) {
+			in.fake.records[0].Status.Certificate.Approved = metav1.NewTime(now.Add(-kept - time.Second))
+			in.fake.pinned = []*Request{{Kind: Client}}
+		}, Approve, 0},
+		"the machine was a Node with it": {func(in *input) {
+			in.fake.records[0].Status.Certificate.Used, in.fake.pinned = true, []*Request{{Kind: Client}}
 		}, Refuse, reason.CSRKeyChanged},
 		"there is a Node": {func(in *input) { in.fake.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
 		"it was for another name": {func(in *input) { in.fake.records[0].Status.Certificate.Node = "worker-7" },

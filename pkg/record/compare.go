@@ -28,6 +28,7 @@ type State struct {
 	Exists      bool
 	Joined      bool
 	Arrived     bool // the Node of its certificate exists
+	Unused      bool // it has a certificate, and no Node of the machine is recorded
 	Quarantined bool
 	Restored    bool // no object requires the quarantine since a restore of etcd
 	Unrevoked   bool // it has live bootstrap credentials that can be revoked
@@ -40,12 +41,13 @@ func Compare(s State, m *machine.Machine, now time.Time) Step {
 		return StepDelete
 	}
 	quarantined, joined := m.Quarantined(), m.Joined()
+	is := joined && !m.Granted(now) && (!s.Joined || s.Unused && m.NodeRef != "")
 	switch {
 	case quarantined && !s.Quarantined:
 		return StepQuarantine
 	case quarantined && s.Unrevoked:
 		return StepRevoke
-	case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):
+	case s.Exists && (is || s.Arrived && !s.Joined):
 		return StepJoin
 	case !quarantined && s.Quarantined && !s.Restored:
 		return StepRelease

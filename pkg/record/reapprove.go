@@ -12,13 +12,13 @@ import (
 // issued: after the record was written, but before the approval, its kubelet abandoned
 // the request with the key replaced, and now requests with another key. The caller must
 // ensure that no request with the key replaced was or will be approved. If the record now
-// has another certificate, or one for another node, Approve decides.
+// has another certificate, one for another node, or one that was used, Approve decides.
 func Reapprove(rec *v1alpha1.MachineAttestation, replaced string, c v1alpha1.CertificateStatus,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil || replaced == c.PublicKeySHA256 {
 		return Approve(rec, c, now)
 	}
-	if was := rec.Status.Certificate; was == nil || was.PublicKeySHA256 != replaced || was.Node != c.Node {
+	if was := rec.Status.Certificate; was == nil || was.Used || was.PublicKeySHA256 != replaced || was.Node != c.Node {
 		return Approve(rec, c, now)
 	}
 	again := rec.DeepCopy()

@@ -25,6 +25,7 @@ const (
 type Latch struct {
 	Quarantined, Joined bool
 	Node                string // of the machine, if known
+	Unused              bool   // of a record: it has a certificate, and no Node of the machine is recorded
 	// GrantUsed is the end of the last used grant, and GrantAttestations the number of its uses.
 	GrantUsed         time.Time
 	GrantAttestations int32
@@ -46,7 +47,8 @@ func (l Latch) Stricter(other Latch) Latch {
 
 // Covers reports whether l is at least as strict as other.
 func (l Latch) Covers(other Latch) bool {
-	return (l.Quarantined || !other.Quarantined) && (l.Joined || !other.Joined) && !l.usedLess(other)
+	joined := l.Joined && !(l.Unused && other.Node != "")
+	return (l.Quarantined || !other.Quarantined) && (joined || !other.Joined) && !l.usedLess(other)
 }
 
 // usedLess reports whether other has a later grant, or more uses of the same one.

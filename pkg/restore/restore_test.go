@@ -109,6 +109,33 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
+// The backup may be from before the approval of the certificate, so only the Node shows that it was approved.
+func TestAttack_T58_ARestoredCertificateThatWasUsedIsNotReplaced(t *testing.T) {
+	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	unused := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{
+		Phase: v1alpha1.PhaseJoined, Certificate: &v1alpha1.CertificateStatus{Node: "n"},
+	}}
+	was, is := restore.Latch{Joined: true, Node: "n"}, restore.Latch{Joined: true, Unused: true}
+	if is.Covers(was) {
+		t.Error("the certificate counts as used")
+	}
+	if got := restore.Repair(unused, m, was, now); got == nil || !got.Status.Certificate.Used {
+		t.Errorf("got %+v", got)
+	}
+	// The record joined by the approval, and no Node was seen.
+	was.Node = ""
+	if !is.Covers(was) {
+		t.Error("the certificate was not used before either")
+	}
+	if got := restore.Repair(unused, m, was, now); got != nil {
+		t.Errorf("got %+v", got.Status)
+	}
+	// An administrator granted another attestation to a Node.
+	if was = (restore.Latch{Node: "n"}); !is.Covers(was) {
+		t.Error("a Node with a grant is no state to repair")
+	}
+}
+
 func TestLatch_StricterCombinesBoth(t *testing.T) {
 	all := restore.Latch{Quarantined: true, Joined: true, Node: "n", GrantUsed: now, GrantAttestations: 2}
 	for _, other := range []restore.Latch{

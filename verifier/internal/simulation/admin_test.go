@@ -10,12 +10,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// promised fails the run if a machine does not get a config soon.
-func (l *life) promised(m *machine, r *rand.Rand, why string) {
+// promised fails the run if a machine does not get a config soon. Before each attestation it calls before.
+func (l *life) promised(m *machine, r *rand.Rand, why string, before func()) {
 	end := time.Now().Add(max(0, faults-time.Since(epoch)) + calm)
 	for ; time.Now().Before(end); time.Sleep(between(r, time.Second, 20*time.Second)) {
-		p := l.pick(r)
-		if token := l.proves(m, p); token != "" && l.gets(m, p, token) {
+		before()
+		if token := l.proves(m, l.pick(r)); token != "" && l.fetches(m, token, r) {
 			return
 		}
 	}
@@ -34,9 +34,18 @@ func (l *life) reprovision(name string, m *machine, r *rand.Rand) {
 		}
 	}
 	end := time.Now().Add(2 * calm)
-	grant(fields{"until": end.UTC().Format(time.RFC3339)})
+	permit := func() {
+		grant(fields{"until": end.UTC().Format(time.RFC3339)})
+	}
+	permit()
+	again := func() { // faults may use up a grant
+		if l.ledger.usesOf(uid, end) >= attestations {
+			end = end.Add(time.Second)
+			permit()
+		}
+	}
 	m.key = nil // the agent goes on without a certificate if the approver refuses it, because a Node exists
-	l.promised(m, r, "it joined and has a grant")
+	l.promised(m, r, "it joined and has a grant", again)
 	switch r.IntN(3) {
 	case 0:
 	case 1:
@@ -66,7 +75,7 @@ func (l *life) renew(name string, m *machine, r *rand.Rand) {
 	if m.name = other.name; m.key != nil {
 		l.newKey(text(l.server.get(named("machines"), machines, m.name).meta(), "uid"), m)
 	}
-	l.promised(m, r, "its former Machine was deleted")
+	l.promised(m, r, "its former Machine was deleted", func() {})
 	if time.Sleep(seen); token != "" {
 		l.gets(m, l.pick(r), token) // the ledger sees what is served
 	}

@@ -187,7 +187,7 @@ func (l *ledger) record(c change) {
 		l.violated("%s grants a config to %s, which had a Node", c.by, uid)
 	}
 	if g := before.Spec.Reattest; issued && g != nil && !l.joined[uid].IsZero() {
-		grant := fmt.Sprint(uid, " ", g.Until.Unix())
+		grant := grantOf(uid, g.Until.Time)
 		if l.granted[grant]++; l.granted[grant] > attestations {
 			l.violated("%s grants %d tokens to %s, which has one grant", c.by, l.granted[grant], uid)
 		}
@@ -224,6 +224,16 @@ func (l *ledger) record(c change) {
 		l.violated("%s gives the identity of %s to %s", c.by, holder, uid)
 	}
 	l.holder[ek] = uid
+}
+
+// grantOf names a grant.
+func grantOf(uid string, until time.Time) string { return fmt.Sprint(uid, " ", until.Unix()) }
+
+// usesOf returns the number of tokens that were issued with a grant.
+func (l *ledger) usesOf(uid string, until time.Time) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.granted[grantOf(uid, until)]
 }
 
 // claim checks that a claim never changes its Machine.

@@ -247,11 +247,7 @@ func (l *life) machineLife(name string) {
 		if token == "" {
 			continue
 		}
-		in := race(token)
-		for n := 0; n < 4 && !in; n++ {
-			in = l.gets(m, l.pick(r), token)
-			time.Sleep(between(r, time.Second, 5*time.Second))
-		}
+		in := race(token) || l.fetches(m, token, r)
 		if in && l.kubelet(name, m, r) {
 			l.joins(name, m, r)
 		}
@@ -290,6 +286,15 @@ func (l *life) gets(m *machine, p *process, token string) bool {
 	l.ledger.serve(token, p.started, noticed)
 	l.received(m, token, body)
 	return true
+}
+
+// fetches presents a token to one gate after another, as Ignition does.
+func (l *life) fetches(m *machine, token string, r *rand.Rand) (in bool) {
+	for n := 0; n < 4 && !in; n++ {
+		in = l.gets(m, l.pick(r), token)
+		time.Sleep(between(r, time.Second, 5*time.Second))
+	}
+	return in
 }
 
 // ended reports whether a machine that got no config may end. One that need not get in ends soon after the faults.

@@ -96,7 +96,7 @@ func TestPlantedBugs(t *testing.T) {
 	}
 }
 
-// TestPlantedBugs_Compile builds the packages with all bugs at once.
+// TestPlantedBugs_Compile builds the packages with all bugs together.
 func TestPlantedBugs_Compile(t *testing.T) {
 	root, err := filepath.Abs("../../..")
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
@@ -123,7 +124,17 @@ func TestAttack_T73_ANodeWithTheCertificateHasJoined(t *testing.T) {
 	put("11", func(status map[string]any) { delete(status, "certificate") })
 	want("it attested again", record.StepNone, "")
 	put("12", func(status map[string]any) { status["phase"] = "Joined" })
+	want("it joined, and its certificate is not recorded as used", record.StepJoin, "worker-0")
+	if l, _ := c.latch(uid); !l.remembered().Unused {
+		t.Errorf("%+v", l)
+	}
+	put("12", func(status map[string]any) {
+		status["phase"], status["certificate"].(map[string]any)["used"] = "Joined", true
+	})
 	want("it joined", record.StepNone, "worker-0")
+	if l, _ := c.latch(uid); l.remembered() != (rule.Latch{Joined: true, Node: "worker-0"}) {
+		t.Errorf("a restore of etcd would lose %+v", l.remembered())
+	}
 	put("13", func(map[string]any) {})
 	want("the record after its Node", record.StepJoin, "worker-0")
 	nodes.remove(node("worker-0"))

@@ -180,6 +180,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 	a.tokenID, a.latch.requests = tokenOf(status), requests(status)
 	a.latch.pool, _ = status["pool"].(string)
 	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
+	a.latch.used, _, _ = unstructured.NestedBool(status, "certificate", "used")
 	_, requested := status["certificateRequest"].(map[string]any)
 	a.latch.certified = requested && a.latch.node != ""
 	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())

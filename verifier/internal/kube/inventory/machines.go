@@ -125,6 +125,7 @@ type latch struct {
 	unrevoked   bool     // some of them were not revoked
 	pool        string   // for which the machine attested
 	node        string   // of its certificate
+	used        bool     // the machine was a Node with that certificate
 	certified   bool     // the machine requested that certificate through the verifier
 	requests    bool     // it waits for that certificate
 	mismatch    bool     // the condition RoleMismatch is true
@@ -194,8 +195,8 @@ func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 		m.NodeRef = cmp.Or(m.NodeRef, l.node)
 	}
 	return record.Compare(record.State{
-		Exists: exists, Joined: l.joined, Arrived: arrived, Quarantined: l.quarantined, Restored: l.restored,
-		Unrevoked: l.unrevoked && ms.o.Revocable,
+		Exists: exists, Joined: l.joined, Arrived: arrived, Unused: l.unused(), Quarantined: l.quarantined,
+		Restored: l.restored, Unrevoked: l.unrevoked && ms.o.Revocable,
 	}, m, ms.o.Now()), m
 }
 
