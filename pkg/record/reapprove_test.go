@@ -45,7 +45,8 @@ func TestAttack_T54_OnlyTheExpectedKeyIsReplaced(t *testing.T) {
 	}{
 		"another key was approved meanwhile": {"k0", nil, nil, reason.CSRKeyChanged},
 		"no key is named":                    {"", nil, nil, reason.CSRKeyChanged},
-		"the machine was a Node":             {"k1", func(r *rec) { r.Status.Certificate.Used = true }, nil, reason.CSRKeyChanged},
+		"the machine was a Node": {"k1", func(r *rec) { r.Status.Certificate.Used = true }, nil,
+			reason.CSRKeyChanged},
 		"another name": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" },
 			reason.CSRKeyChanged},
 		"a credential of no machine": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" },
