@@ -288,7 +288,7 @@ func (r *ReferenceValues) validateFirmware() error {
 		return nil
 	}
 	if r.Stub != "" || len(r.PCR11)+len(r.Sections)+len(r.PCR12)+len(r.PCR13)+len(r.Applications)+len(r.Files)+
-		len(r.Loads)+len(r.Commands)+len(r.CommandLines)+len(r.MOK) > 0 {
+		len(r.Loads)+len(r.Initrd.SHA256)+len(r.Initrd.SHA384)+len(r.Commands)+len(r.CommandLines)+len(r.MOK) > 0 {
 		return fmt.Errorf("firmware: the document also has values of an image; write two documents")
 	}
 	if f.Locality != 0 && f.Locality != 3 && f.Locality != 4 {
