@@ -177,10 +177,10 @@ func isLoadOption(data []byte) bool {
 			break
 		}
 	}
-	if paths < 4 || paths > len(rest) {
+	if paths > len(rest) {
 		return false
 	}
-	last := byte(0)
+	var last byte
 	for rest = rest[:paths]; len(rest) > 0; {
 		if len(rest) < 4 {
 			return false

@@ -321,7 +321,7 @@ func (s *bootFiles) read(p string) ([]byte, error) {
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxBootFile+1))
-	if err == nil && len(b) > maxBootFile {
+	if len(b) > maxBootFile {
 		err = fmt.Errorf("%s has more than %d bytes", p, maxBootFile)
 	}
 	return b, err

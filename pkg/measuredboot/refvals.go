@@ -224,9 +224,7 @@ func (r *ReferenceValues) beforeTheEnd(i int, v PCRValue) error {
 	for _, bank := range []uint16{eventlog.SHA256, eventlog.SHA384} {
 		starts := [][]byte{make([]byte, eventlog.Size(bank))}
 		for _, other := range r.PCR11 {
-			if start := other.In(bank); len(start) > 0 {
-				starts = append(starts, start)
-			}
+			starts = append(starts, other.In(bank))
 		}
 		for _, start := range starts {
 			if leftFrom(bank, start, v.In(bank)) {

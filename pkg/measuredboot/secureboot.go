@@ -108,9 +108,8 @@ func isBootOrder(e *eventlog.Event) bool {
 
 // policyVariable is a variable that is measured into PCR 7 before the separator.
 type policyVariable struct {
-	vendor   guid
-	required bool
-	demand   func(value []byte) string // the requirement, or "" if value meets it
+	vendor guid
+	demand func(value []byte) string // the requirement, or "" if value meets it
 }
 
 func exactly(want byte) func([]byte) string {
@@ -135,16 +134,16 @@ func anything([]byte) string { return "" }
 // Profile 1.05, 3.3.4.8). dbx may be empty: a machine may have no revocations yet. A later profile
 // could require certain revocations.
 var policyVariables = map[string]policyVariable{
-	"SecureBoot":   {globalVariable, true, exactly(1)},
-	"PK":           {globalVariable, true, notEmpty},
-	"KEK":          {globalVariable, true, notEmpty},
-	"db":           {imageSecurityDatabase, true, notEmpty},
-	"dbx":          {imageSecurityDatabase, true, anything},
-	"dbt":          {imageSecurityDatabase, false, anything},
-	"dbr":          {imageSecurityDatabase, false, anything},
-	"SetupMode":    {globalVariable, false, exactly(0)},
-	"AuditMode":    {globalVariable, false, exactly(0)},
-	"DeployedMode": {globalVariable, false, anything},
+	"SecureBoot":   {globalVariable, exactly(1)},
+	"PK":           {globalVariable, notEmpty},
+	"KEK":          {globalVariable, notEmpty},
+	"db":           {imageSecurityDatabase, notEmpty},
+	"dbx":          {imageSecurityDatabase, anything},
+	"dbt":          {imageSecurityDatabase, anything},
+	"dbr":          {imageSecurityDatabase, anything},
+	"SetupMode":    {globalVariable, exactly(0)},
+	"AuditMode":    {globalVariable, exactly(0)},
+	"DeployedMode": {globalVariable, anything},
 }
 
 // requiredVariables are in the order in which firmware measures them.

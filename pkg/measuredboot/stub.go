@@ -24,7 +24,7 @@ const (
 // document.
 func (b *boot) stubEvents(r *ReferenceValues) (n int, f *Finding) {
 	var line string
-	var last []*eventlog.Event // the last two events of PCR 9
+	var events []*eventlog.Event // of PCR 9
 	for i := range b.log.Events {
 		e := &b.log.Events[i]
 		switch {
@@ -33,19 +33,18 @@ func (b *boot) stubEvents(r *ReferenceValues) (n int, f *Finding) {
 				line = text
 			}
 		case e.PCR == 9 && e.Extends():
-			last = append(last, e)
-			last = last[max(0, len(last)-2):]
+			events = append(events, e)
 		}
 	}
-	if len(last) > n && isTagged(last[len(last)-1], initrdName) {
-		e := last[len(last)-1]
+	if len(events) > n && isTagged(events[len(events)-1], initrdName) {
+		e := events[len(events)-1]
 		if !r.wholeInitrd().is(b.bank, e.Digest) {
 			f = onEvent(e, fmt.Sprintf("the initramfs of %s, as GRUB read it", r.Metadata.Name), hexValue(e.Digest))
 		}
 		n++
 	}
-	if len(last) > n && isTagged(last[len(last)-1-n], loadOptionsName) {
-		e := last[len(last)-1-n]
+	if len(events) > n && isTagged(events[len(events)-1-n], loadOptionsName) {
+		e := events[len(events)-1-n]
 		if !bytes.Equal(eventlog.Hash(b.bank, loadOptions(line)), e.Digest) {
 			f = onEvent(e, "the load options "+quoted(line)+", as GRUB passed them", hexValue(e.Digest))
 		}
