@@ -30,6 +30,14 @@ func TestAttack_T26_ALogWithoutAnyEventOfAQuotedPCR(t *testing.T) {
 			t.Errorf("PCR %d was left out, the finding is about %d", left, f.PCR)
 		}
 	}
+	// The running system extends PCR 11 by a phase of the initramfs. No other PCR may differ from the log like that.
+	phase := honest
+	phase.quoted = maps.Clone(honest.quoted)
+	phase.quoted[12] = eventlog.Extend(phase.bank, phase.quoted[12],
+		eventlog.Hash(phase.bank, []byte(measuredboot.EnterInitrd)))
+	if f := fails(t, phase, reason.EventLogReplay); f.PCR != 12 {
+		t.Errorf("got %+v", f)
+	}
 	for i := range 35 {
 		b := honest.claimed(t, func(e events) events { return slices.Delete(e, i, i+1) })
 		if _, err := b.appraise(); (err == nil) != (i == 31 || i == 32) { // PCR 9 is not quoted
@@ -185,6 +193,39 @@ func TestAttack_T28_PCR7(t *testing.T) {
 			e[21] = eventlogtest.New(e[21], 7, e[21].Type, d)
 			return e
 		}, "an authority after the separator"},
+		"a variable without a name": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "", 0))
+		}), "the digest of the UEFI variable"},
+		"a variable with the first character": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "!", 0))
+		}), `a variable of the Secure Boot policy, seen variable "!"`},
+		"a variable with a space": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "a b", 0))
+		}), "the digest of the UEFI variable"},
+		"a variable with the last character": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "~", 0))
+		}), `a variable of the Secure Boot policy, seen variable "~"`},
+		"a variable with a control character": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "a\x7f", 0))
+		}), "the digest of the UEFI variable"},
+		"a variable with the longest name": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, strings.Repeat("x", 64), 0))
+		}), `a variable of the Secure Boot policy, seen variable "xxx`},
+		"a variable with a longer name": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, strings.Repeat("x", 65), 0))
+		}), "the digest of the UEFI variable"},
+		"a variable of 31 bytes": {insertAt(beforeSeparator, raw(strings.Repeat("x", 31))),
+			"the digest of the UEFI variable"},
+		"the sizes of a variable without a name": {insertAt(beforeSeparator, raw(strings.Repeat("\x00", 32))),
+			"the digest of the UEFI variable"},
+		"a variable that ends in its name": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			d := named(e, "ab", 0)[:35]
+			copy(d[24:], "\xff\xff\xff\xff\xff\xff\xff\xff") // so that the sizes add up to that of the data
+			return eventlogtest.New(e[0], 7, 0x80000001, d)
+		}), "the digest of the UEFI variable"},
+		"setup mode": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "SetupMode", 1))
+		}), "SetupMode = 00"},
 		"audit mode": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
 			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "AuditMode", 1))
 		}), "AuditMode = 00"},
@@ -252,6 +293,98 @@ func TestAttack_T28_ASecondSeparatorOfAnotherType(t *testing.T) {
 		})
 		if f := fails(t, b, reason.MeasuredBoot, "a second one"); f.PCR != int(pcr) {
 			t.Errorf("PCR %d: %+v", pcr, f)
+		}
+	}
+}
+
+// Only the TPM's measurements of PCRs 0-7 count. Elsewhere, and in events that are not measured, the same bytes mean
+// nothing.
+func TestSecureBootIgnoresWhatIsNotMeasuredByTheFirmware(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	want := passes(t, honest)
+	for name, data := range map[string]string{
+		"a separator": "\x00\x00\x00\x00", "the mark for an error": "\x01\x00\x00\x00", "a text": "text",
+	} {
+		for _, pcr := range []uint32{4, 7} {
+			got := passes(t, honest.claimed(t, func(e events) events {
+				return append(e, eventlogtest.New(e[0], pcr, eventlog.NoAction, []byte(data)))
+			}))
+			if len(got.Applications) != len(want.Applications) || len(got.Authorities) != len(want.Authorities) {
+				t.Errorf("%s: got %+v", name, got)
+			}
+		}
+		passes(t, honest.happened(t, func(e events) events {
+			return append(e, eventlogtest.New(e[0], 8, eventlog.IPL, []byte(data)))
+		}))
+	}
+	// The event of an extension is the first that is measured.
+	b := honest.happened(t, func(e events) events {
+		return append(e, eventlogtest.New(e[0], 12, eventlog.NoAction, []byte("x")),
+			eventlogtest.New(e[0], 12, eventlog.IPL, []byte("x")))
+	})
+	if f := fails(t, b, reason.MeasuredBoot, "from outside the image"); f.Index != 37 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// Firmware measures four zero bytes as an item, before or after the separator. Only a second separator is a claim of
+// later software.
+func TestAttack_T28_ZerosThatAreNoSeparator(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	const zeros = "\x00\x00\x00\x00"
+	for name, c := range map[string]struct {
+		before, after []uint32 // types of events with the separator's digest, before and after it
+		passes        bool
+	}{
+		"an item before":              {[]uint32{8}, nil, true},
+		"an item after":               {nil, []uint32{8}, true},
+		"items on both sides":         {[]uint32{8}, []uint32{8, 8}, true},
+		"a separator after":           {nil, []uint32{eventlog.Separator}, false},
+		"an item, then a separator":   {nil, []uint32{8, eventlog.Separator}, false},
+		"items, and one more at last": {[]uint32{8}, []uint32{8, eventlog.Separator}, false},
+	} {
+		b := honest.happened(t, func(e events) events {
+			i := separatorOf(t, e, 0)
+			for _, typ := range c.after {
+				e = append(e, eventlogtest.New(e[0], 0, typ, []byte(zeros)))
+			}
+			for _, typ := range c.before {
+				e = slices.Insert(e, i, eventlogtest.New(e[0], 0, typ, []byte(zeros)))
+			}
+			return e
+		})
+		if _, err := b.appraise(); (err == nil) != c.passes || err != nil && !strings.Contains(err.Error(), "a second one") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A text of the firmware in PCR 4 has only printable characters. Anything else could be an image.
+func TestSecureBootCountsATextInPCR4AsNoApplication(t *testing.T) {
+	// A started image stays one if the log has a text as its data.
+	if r := passes(t, captured(t, eventlogtest.SecureBootUKI).claimed(t, func(e events) events {
+		for i := range e {
+			if e[i].PCR == 4 {
+				e[i].Data = []byte("text")
+			}
+		}
+		return e
+	})); len(r.Applications) != 1 {
+		t.Errorf("got %+v", r)
+	}
+	for text, isText := range map[string]bool{
+		"a text of a firmware": true, "~ maker": true, "a\x1f": false, "a\x7f": false, "a\u00e9": false,
+	} {
+		b := captured(t, eventlogtest.SecureBootUKI).happened(t, func(e events) events {
+			e = slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
+				return e.PCR == 4 && e.Type == eventlog.EFIBootServicesApplication
+			})
+			return append(e, eventlogtest.New(e[0], 4, eventlog.EFIAction, []byte(text)))
+		})
+		if isText {
+			fails(t, b, reason.MeasuredBoot, "PCR 4: expected a boot application")
+		} else if r := passes(t, b); len(r.Applications) != 1 {
+			t.Errorf("%q: got %+v", text, r)
 		}
 	}
 }
@@ -465,6 +598,30 @@ func TestAttack_T33_TheFindingIsTheFirstDifference(t *testing.T) {
 		return append(e, eventlogtest.New(e[0], 11, eventlog.IPL, []byte(".other\x00")))
 	})
 	fails(t, more, reason.MeasuredBoot, "no more measurements of ovmf-secureboot-uki")
+	// Of several documents, the finding is about the one that has most in common with the boot. Of equal ones, the first.
+	altered := captured(t, eventlogtest.SecureBootUKIAltered)
+	other, same := references(t, eventlogtest.SecureBootUKI), references(t, eventlogtest.SecureBootUKI)
+	other.Metadata.Name, same.Metadata.Name = "other", "same"
+	other.Sections[0].Name = ".other"
+	nearest := "the content of section .initrd of ovmf-secureboot-uki"
+	altered.refs = []measuredboot.ReferenceValues{other, altered.refs[0], same}
+	fails(t, altered, reason.MeasuredBoot, nearest)
+	altered.refs = []measuredboot.ReferenceValues{altered.refs[1], other, same}
+	fails(t, altered, reason.MeasuredBoot, nearest)
+	other.Sections = nil
+	altered.refs = []measuredboot.ReferenceValues{other, altered.refs[0]}
+	fails(t, altered, reason.MeasuredBoot, nearest)
+	// A boot that stops within the sections differs in no event.
+	fewer := honest.happened(t, func(e events) events {
+		for i := len(e) - 1; ; i-- {
+			if e[i].PCR == 11 {
+				return slices.Delete(e, i, i+1)
+			}
+		}
+	})
+	if f := fails(t, fewer, reason.MeasuredBoot, "a value of the reference values"); f.Index != -1 {
+		t.Errorf("%+v", f)
+	}
 	// Events that are not measured are not counted.
 	unmeasured := renamed.claimed(t, func(e events) events {
 		i := firstOfUKI(e)
@@ -472,7 +629,25 @@ func TestAttack_T33_TheFindingIsTheFirstDifference(t *testing.T) {
 		skipped.Type = eventlog.NoAction
 		return slices.Insert(e, i, skipped)
 	})
-	fails(t, unmeasured, reason.MeasuredBoot, "the name of section .linux of ovmf-secureboot-uki")
+	name := fails(t, renamed, reason.MeasuredBoot, "the name of section .linux of ovmf-secureboot-uki")
+	f := fails(t, unmeasured, reason.MeasuredBoot, "the name of section .linux of ovmf-secureboot-uki")
+	if f.Index != name.Index+1 {
+		t.Errorf("%+v, expected the index after that of %+v", f, name)
+	}
+	second := honest.happened(t, func(e events) events {
+		i := firstOfUKI(e) + 2
+		e[i] = eventlogtest.New(e[i], 11, e[i].Type, []byte(".other\x00"))
+		return e
+	})
+	fails(t, second, reason.MeasuredBoot, "the name of section .osrel of ovmf-secureboot-uki")
+	// A log that does not explain the quoted value names no event.
+	unexplained := renamed
+	unexplained.quoted = maps.Clone(renamed.quoted)
+	unexplained.quoted[11] = bytes.Repeat([]byte{7}, 32)
+	if f := fails(t, unexplained, reason.MeasuredBoot, "a value of the reference values"); f.Index != -1 ||
+		f.Seen != strings.Repeat("07", 32) {
+		t.Errorf("%+v", f)
+	}
 	// The log of another boot explains nothing.
 	honest.quoted[11] = renamed.quoted[11]
 	if f := fails(t, honest, reason.MeasuredBoot, "a value of the reference values"); f.Index != -1 {
@@ -555,6 +730,11 @@ func TestAttack_T33_AnotherSignedBootLoader(t *testing.T) {
 
 func TestAttack_T33_TheValuesMustBeOfOneImage(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootSDBoot)
+	first, second := references(t, eventlogtest.SecureBootUKI), references(t, eventlogtest.SecureBootUKI)
+	second.PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
+	b.refs = []measuredboot.ReferenceValues{first, second}
+	passes(t, b)
+	b.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}
 	other := references(t, eventlogtest.SecureBootUKICapped)
 	other.PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
 	b.refs = append(b.refs, other)

@@ -5,6 +5,7 @@ package measuredboot_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -102,6 +103,10 @@ func TestStrictDeniesFirmwareWithoutItsSet(t *testing.T) {
 	if f.PCR != 0 || f.Index != 2 {
 		t.Errorf("got %+v", f)
 	}
+	// Of sets that are equally near, the finding names the first.
+	b.refs = append(b.refs, firmwareOf(t, "same", build2022SMM))
+	fails(t, b, reason.MeasuredBoot, "of the firmware set ovmf-2022.11-smm (the nearest of 2)")
+	b.refs = b.refs[:2]
 	// A set with one event fewer in common is not the nearest one, in any order.
 	b.refs = append(b.refs, firmwareOf(t, "older", build2022SMM))
 	b.refs[2].Firmware.Events[0].SHA256 = bytes.Repeat([]byte{1}, 32)
@@ -218,8 +223,10 @@ func TestStrictDeniesALogThatWasEdited(t *testing.T) {
 		t.Errorf("got %+v", f)
 	}
 	for name, data := range map[string][]byte{
-		"as BootOrder":                   variable(globalVendor, "BootOrder", string(setting)),
-		"as a boot option":               variable(globalVendor, "Boot0007", string(setting)),
+		"as BootOrder":     variable(globalVendor, "BootOrder", string(setting)),
+		"as a boot option": variable(globalVendor, "Boot0007", string(setting)),
+		"as a complete boot option": variable(globalVendor, "Boot0007",
+			"\x01\x00\x00\x00\x04\x00A\x00\x00\x00\x7f\xff\x04\x00"),
 		"as a variable of another maker": variable(databaseVendor, "BootOrder", string(setting)),
 		"as a partition table":           append([]byte("EFI PART"), setting...),
 	} {
@@ -233,6 +240,17 @@ func TestStrictDeniesALogThatWasEdited(t *testing.T) {
 				t.Errorf("got %+v", f)
 			}
 		})
+	}
+	// A partition table in PCR 5 is one only with its digest.
+	table := strictBoot(t).booted(t, func(e events) events {
+		return slices.Insert(e, separatorOf(t, e, 5), eventlogtest.New(e[0], 5, 0x80000006, setting))
+	}).claimed(t, func(e events) events {
+		i := slices.IndexFunc(e, func(e eventlogtest.Event) bool { return e.PCR == 5 && bytes.Equal(e.Data, setting) })
+		e[i].Data = append([]byte("EFI PART"), setting...)
+		return e
+	})
+	if f := fails(t, table, reason.MeasuredBoot, "of the firmware set ovmf-2022.11"); f.PCR != 5 {
+		t.Errorf("got %+v", f)
 	}
 	// A changed setting of the set cannot become a boot option either: the set misses it.
 	with := strictBoot(t).booted(t, measured)
@@ -282,14 +300,44 @@ func TestStrictIgnoresOnlyWholeBootOptions(t *testing.T) {
 		"a path that is longer than the rest": {[]string{"Boot0009", option(end + end)[:14]}, false},
 		"an element of three bytes":           {[]string{"Boot0009", option("\x01\x02\x03\x00" + end)}, false},
 		"an element that is longer":           {[]string{"Boot0009", option("\x7f\xff\x05\x00")}, false},
-		"half an element at the end":          {[]string{"Boot0009", option(end + "\x7f\xff")}, false},
-		"a path without its end":              {[]string{"Boot0009", option("\x01\x02\x04\x00")}, false},
+		"an element of three bytes that overlaps the next": {
+			[]string{"Boot0009", option("\x01\x02\x03" + "\x00\xff\x04\x00" + end)}, false},
+		"a byte at the end":          {[]string{"Boot0009", option(end + "\x7f")}, false},
+		"half an element at the end": {[]string{"Boot0009", option(end + "\x7f\xff")}, false},
+		"a path without its end":     {[]string{"Boot0009", option("\x01\x02\x04\x00")}, false},
 	} {
 		b := strictBoot(t).booted(t, func(e events) events {
 			for i := 0; i < len(c.variables); i += 2 {
 				m := eventlogtest.New(e[0], 1, 0x80000002, variable(globalVendor, c.variables[i], c.variables[i+1]))
 				e = slices.Insert(e, separatorOf(t, e, 1), m)
 			}
+			return e
+		})
+		_, err := b.appraise()
+		if (err == nil) != c.ignored || err != nil && !strings.Contains(err.Error(), "of the firmware set ovmf-2022.11") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// BootOrder has two bytes for each option, and only the variables of the UEFI specification count.
+func TestStrictIgnoresOnlyTheBootOrder(t *testing.T) {
+	const option = "\x01\x00\x00\x00\x04\x00A\x00\x00\x00\x7f\xff\x04\x00"
+	for name, c := range map[string]struct {
+		with    []byte
+		ignored bool
+	}{
+		"one option":                      {variable(globalVendor, "BootOrder", "\x01\x00"), true},
+		"two options":                     {variable(globalVendor, "BootOrder", "\x01\x00\x02\x00"), true},
+		"half an option":                  {variable(globalVendor, "BootOrder", "\x01\x00\x02"), false},
+		"of another vendor":               {variable(databaseVendor, "BootOrder", "\x01\x00"), false},
+		"a boot option of another vendor": {variable(databaseVendor, "Boot0009", option), false},
+	} {
+		b := strictBoot(t).booted(t, func(e events) events {
+			i := slices.IndexFunc(e, func(e eventlogtest.Event) bool {
+				return e.PCR == 1 && strings.Contains(text(e), "BootOrder")
+			})
+			e[i] = eventlogtest.New(e[i], 1, e[i].Type, c.with)
 			return e
 		})
 		_, err := b.appraise()
@@ -394,6 +442,70 @@ func TestFirmwareSetHasEachBankOfALog(t *testing.T) {
 	}
 }
 
+// The value of a boot option explains only one bank, so only the other bank has the event in its set.
+func TestFromFirmwareLogDeniesBanksWithDifferentEvents(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks)
+	raw := eventlogtest.Edit(t, c.Log, func(e events) events {
+		i := slices.IndexFunc(e, func(e eventlogtest.Event) bool { return e.PCR == 1 && strings.Contains(text(e), "Boot0") })
+		digests := another(e[i]).Digests
+		for j, d := range digests {
+			if d.Algorithm == eventlog.SHA384 {
+				e[i].Digests[j] = d
+			}
+		}
+		return e
+	})
+	r, err := measuredboot.FromFirmwareLog("x", raw, nil)
+	n := len(fromLog(t, c.Log).Firmware.Events)
+	want := fmt.Sprintf("the log has %d events of the firmware in one bank and %d in another", n, n+1)
+	if r != nil || err == nil || err.Error() != want {
+		t.Errorf("got %v, %v, expected %s", r, err, want)
+	}
+}
+
+// The events of a set have a text for the administrator: a name, or a text in ASCII or UTF-16.
+func TestFirmwareSetDescribesItsEvents(t *testing.T) {
+	const typ = "EV_PLATFORM_CONFIG_FLAGS"
+	longest := strings.Repeat("x", 64)
+	for data, want := range map[string]string{
+		string(variable(globalVendor, "Lang", "eng")): typ + " Lang",
+		"":                   typ,
+		"\x00\x00":           typ,
+		"a":                  typ + " a",
+		"a\x00":              typ + " a",
+		"abcd":               typ + " abcd",
+		"a b~\x00":           typ + " a b~",
+		"a\x00b\x00":         typ + " ab",
+		"a\x00b\x00\x00\x00": typ + " ab",
+		"a\x00b":             typ,
+		"a\x1f":              typ,
+		"a\x7f":              typ,
+		longest:              typ + " " + longest,
+		longest + "x":        typ,
+	} {
+		b := strictBoot(t).booted(t, func(e events) events {
+			return slices.Insert(e, separatorOf(t, e, 6), eventlogtest.New(e[0], 6, 0x0A, []byte(data)))
+		})
+		set := fromLog(t, b.log)
+		i := slices.IndexFunc(set.Firmware.Events, func(e measuredboot.FirmwareEvent) bool { return e.PCR == 6 })
+		if got := set.Firmware.Events[i].Event; got != want {
+			t.Errorf("%q: got %q, expected %q", data, got, want)
+		}
+	}
+}
+
+func TestFromFirmwareLogNeedsThePCRsOfTheFirmwareAndAName(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI)
+	quoted := map[uint16]map[int][]byte{eventlog.SHA256: c.PCRs("sha256", 0, 1, 2, 3, 4, 5, 6, 7)}
+	if _, err := measuredboot.FromFirmwareLog("x", c.Log, quoted); err != nil {
+		t.Error(err)
+	}
+	if _, err := measuredboot.FromFirmwareLog("", c.Log, quoted); err == nil ||
+		!strings.Contains(err.Error(), "metadata.name is empty") {
+		t.Errorf("without a name: %v", err)
+	}
+}
+
 func TestFromFirmwareLogDeniesALogThatProvesNothing(t *testing.T) {
 	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI)
 	quoted := func() map[uint16]map[int][]byte {
@@ -446,6 +558,44 @@ func TestAdministratorMayExceptASettingOfAFirmwareSet(t *testing.T) {
 	none := strictBoot(t)
 	none.refs = b.refs
 	fails(t, none, reason.MeasuredBoot, "PCR 1", "of the firmware set x")
+
+	// A finding describes what is missing by the text of the set.
+	last := func(set measuredboot.ReferenceValues) *measuredboot.FirmwareEvent {
+		for i := len(set.Firmware.Events) - 1; ; i-- {
+			if e := &set.Firmware.Events[i]; e.PCR == 1 {
+				return e
+			}
+		}
+	}
+	missing := strictBoot(t)
+	set = fromLog(t, missing.log)
+	more := *last(set)
+	set.Firmware.Events = append(set.Firmware.Events, more)
+	missing.refs[1] = set
+	separator := fmt.Sprintf("%x", more.SHA256)
+	fails(t, missing, reason.MeasuredBoot, `expected "EV_SEPARATOR" with `+separator+" of", "seen no more events")
+	last(set).Event = ""
+	fails(t, missing, reason.MeasuredBoot, "expected an event with "+separator+" of")
+	last(set).Digests, last(set).AnyDigest = measuredboot.Digests{}, true
+	fails(t, missing, reason.MeasuredBoot, "expected an event with any digest of", "seen no more events")
+}
+
+func TestFirmwareSetsThatAreAccepted(t *testing.T) {
+	for _, locality := range []byte{0, 3, 4} {
+		r := firmwareOf(t, "x", eventlogtest.SecureBootUKI)
+		r.Firmware.Locality = locality
+		if err := r.Validate(); err != nil {
+			t.Errorf("locality %d: %v", locality, err)
+		}
+	}
+	for pcr, settings := range map[int]bool{0: false, 1: true, 2: false, 3: true, 5: true, 6: true} {
+		r := firmwareOf(t, "x", eventlogtest.SecureBootUKI)
+		i := slices.IndexFunc(r.Firmware.Events, func(e measuredboot.FirmwareEvent) bool { return e.PCR == pcr })
+		r.Firmware.Events[i].Digests, r.Firmware.Events[i].AnyDigest = measuredboot.Digests{}, true
+		if err := r.Validate(); (err == nil) != settings {
+			t.Errorf("any digest in PCR %d: %v", pcr, err)
+		}
+	}
 }
 
 // A firmware set has no value of an image, not one.
@@ -479,6 +629,7 @@ func TestFirmwareSetsHaveNoValueOfAnImage(t *testing.T) {
 
 func TestFirmwareSetsThatAreNotAccepted(t *testing.T) {
 	for want, change := range map[string]func(*measuredboot.ReferenceValues){
+		"firmware.locality: 5 is not 0, 3 or 4": func(r *measuredboot.ReferenceValues) { r.Firmware.Locality = 5 },
 		"firmware.locality: 2 is not 0, 3 or 4": func(r *measuredboot.ReferenceValues) { r.Firmware.Locality = 2 },
 		"firmware.events: none of PCR 6": func(r *measuredboot.ReferenceValues) {
 			r.Firmware.Events = slices.DeleteFunc(r.Firmware.Events,
@@ -488,8 +639,16 @@ func TestFirmwareSetsThatAreNotAccepted(t *testing.T) {
 		"firmware.events[0].anyDigest: PCR 0 measures code": func(r *measuredboot.ReferenceValues) {
 			r.Firmware.Events[0].Digests, r.Firmware.Events[0].AnyDigest = measuredboot.Digests{}, true
 		},
-		"the event also has a digest": func(r *measuredboot.ReferenceValues) {
+		"firmware.events[0].anyDigest: the event also has a digest": func(r *measuredboot.ReferenceValues) {
 			r.Firmware.Events[0].PCR, r.Firmware.Events[0].AnyDigest = 1, true
+		},
+		"firmware.events[1].anyDigest: the event also has a digest": func(r *measuredboot.ReferenceValues) {
+			r.Firmware.Events[1].PCR, r.Firmware.Events[1].AnyDigest = 1, true
+			r.Firmware.Events[1].Digests = measuredboot.Digests{SHA384: make([]byte, 48)}
+		},
+		"firmware.events[2].anyDigest: the event also has a digest": func(r *measuredboot.ReferenceValues) {
+			r.Firmware.Events[2].PCR, r.Firmware.Events[2].AnyDigest = 1, true
+			r.Firmware.Events[2].SHA256 = r.Firmware.Events[2].SHA256[:1]
 		},
 		"firmware.events[0]: neither sha256 nor sha384": func(r *measuredboot.ReferenceValues) {
 			r.Firmware.Events[0].Digests = measuredboot.Digests{}

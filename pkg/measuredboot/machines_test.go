@@ -170,6 +170,28 @@ func TestSecureBootAcceptsAuthoritiesOfDriversBeforeALateSeparator(t *testing.T)
 	if r := passes(t, rhel8(t).happened(t, once)); len(r.Authorities) != 1 || r.Authorities[0].Variable != "Shim" {
 		t.Errorf("got %+v", r.Authorities)
 	}
+	// Which events of shim show that it started an image.
+	for name, of := range map[string]struct {
+		vendor     string
+		authorizes bool
+	}{
+		"Shim": {shimVendor, true}, "MokList": {shimVendor, true}, "MokListRT": {shimVendor, true},
+		"vendor_db": {databaseVendor, true}, "SbatLevel": {shimVendor, false}, "SBAT": {shimVendor, false},
+		"MokListTrusted": {shimVendor, false},
+	} {
+		b := rhel8(t).happened(t, once).happened(t, withShim(t, func(eventlogtest.Event) [][]byte {
+			return [][]byte{variable(of.vendor, name, "x"), variable(shimVendor, "SbatLevel", "sbat,1,2021030218\n")}
+		}))
+		if _, err := b.appraise(); (err == nil) != of.authorizes {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	t.Run("an authority of shim does not replace that of db", func(t *testing.T) {
+		fails(t, rhel8(t).happened(t, func(e events) events {
+			i := authorityOf(t, e)
+			return slices.Delete(e, i, i+1)
+		}), reason.MeasuredBoot, "an authority of db")
+	})
 	t.Run("no image after the drivers was authorized", func(t *testing.T) {
 		b := captured(t, eventlogtest.SecureBootUKI).happened(t, once)
 		fails(t, b, reason.MeasuredBoot, "an authority of db", "none, although SecureBoot is 01")

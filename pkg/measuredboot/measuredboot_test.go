@@ -324,6 +324,16 @@ func TestProfiles(t *testing.T) {
 			t.Errorf("%q: %v, %v", name, p, err)
 		}
 	}
+	for profile, want := range map[measuredboot.Profile][]int{
+		"": {11}, measuredboot.IdentityOnly: {11},
+		measuredboot.SecureBoot: {0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13},
+		measuredboot.Release:    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14},
+		measuredboot.Strict:     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14},
+	} {
+		if got := profile.PCRs(); !slices.Equal(got, want) {
+			t.Errorf("%q: PCRs %v, expected %v", profile, got, want)
+		}
+	}
 	b := captured(t, eventlogtest.SecureBootUKI)
 	b.profile = "paranoid"
 	fails(t, b, reason.Internal)
@@ -332,6 +342,70 @@ func TestProfiles(t *testing.T) {
 	}
 	if measuredboot.IdentityOnly.NeedsEventLog() || !measuredboot.Strict.NeedsEventLog() {
 		t.Error("only identity-only needs no log")
+	}
+}
+
+// Only the banks sha256 and sha384 have reference values.
+func TestSecureBootDeniesAUKIInABankWithoutReferenceValues(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks)
+	b := captured(t, eventlogtest.SecureBootUKI)
+	b.log, b.quoted = c.Log, c.PCRs("sha256", secureBootPCRs...)
+	passes(t, b)
+	b.bank, b.quoted = eventlog.SHA512, eventlogtest.Forge(t, c.Log, eventlog.SHA512, secureBootPCRs...)
+	if f := fails(t, b, reason.MeasuredBoot, "of ovmf-secureboot-uki"); f.PCR != 11 {
+		t.Errorf("got %+v", f)
+	}
+	b.log = nil
+	fails(t, b, reason.MeasuredBoot, "PCR 11: expected a value of the reference values")
+}
+
+func TestBeforeCap(t *testing.T) {
+	refs := references(t, eventlogtest.SecureBootUKI)
+	all := []measuredboot.ReferenceValues{refs}
+	start, running := refs.PCR11[0].SHA256, refs.PCR11[1].SHA256
+	then := func(v []byte, steps ...string) []byte {
+		for _, s := range steps {
+			v = eventlog.Extend(eventlog.SHA256, v, eventlog.Hash(eventlog.SHA256, []byte(s)))
+		}
+		return v
+	}
+	zeros := make([]byte, 32)
+	onlyRunning := refs
+	onlyRunning.PCR11 = refs.PCR11[1:]
+	for name, c := range map[string]struct {
+		bank  uint16
+		value []byte
+		refs  []measuredboot.ReferenceValues
+		want  []byte // nil if the initramfs did not end
+	}{
+		"an image without a UKI":          {eventlog.SHA256, then(zeros, measuredboot.CapLabel), nil, zeros},
+		"the same, with reference values": {eventlog.SHA256, then(zeros, "leave-initrd"), all, zeros},
+		"a UKI":                           {eventlog.SHA256, then(start, measuredboot.CapLabel), all, start},
+		"a UKI with systemd-pcrphase": {eventlog.SHA256, then(running, "leave-initrd", "sysinit"),
+			all, start},
+		"a UKI that the policy does not name": {eventlog.SHA256, then(start, measuredboot.CapLabel), nil, nil},
+		"an initramfs that still runs":        {eventlog.SHA256, running, all, nil},
+		"a document only with the phase, which is no start": {eventlog.SHA256, then(running, measuredboot.CapLabel),
+			[]measuredboot.ReferenceValues{onlyRunning}, nil},
+		"a value that is too short": {eventlog.SHA256, start[:31], all, nil},
+		"no value":                  {eventlog.SHA256, nil, all, nil},
+		"a bank that is not appraised, without a value": {0x0004, nil, nil, nil},
+		"a bank that is not appraised":                  {0x0004, make([]byte, 20), nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			quoted := map[int][]byte{7: {7}, 11: c.value}
+			values, capped := measuredboot.BeforeCap(c.bank, quoted, c.refs)
+			if !bytes.Equal(quoted[11], c.value) || !bytes.Equal(values[7], quoted[7]) || len(values) != 2 {
+				t.Errorf("quoted %x, values %x", quoted, values)
+			}
+			want := c.want
+			if want == nil {
+				want = c.value
+			}
+			if capped != (c.want != nil) || !bytes.Equal(values[11], want) {
+				t.Errorf("got %x, %t", values[11], capped)
+			}
+		})
 	}
 }
 

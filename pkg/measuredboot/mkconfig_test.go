@@ -3,11 +3,13 @@
 package measuredboot_test
 
 import (
+	"bytes"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
@@ -68,6 +70,9 @@ func TestFromBootFiles_ComputesAGeneratedConfiguration(t *testing.T) {
 			t.Errorf("no %q in %q", want, refs[0].Commands)
 		}
 	}
+	if c := refs[0].Commands; !slices.IsSorted(c) || len(slices.Compact(slices.Clone(c))) != len(c) {
+		t.Errorf("not sorted, or twice: %q", c)
+	}
 	var files []string
 	for _, c := range refs[0].Files {
 		files = append(files, c.Name)
@@ -102,6 +107,11 @@ menuentry 'CoreOS (Live)' --class os {
 	put(t, dir, "images/ignition.img", "ignition")
 	refs := refValsOf(t, dir)
 	const line = "/images/pxeboot/vmlinuz coreos.liveiso=fedora-coreos-43 ignition.firstboot ignition.platform.id=metal"
+	padded := []byte("initramfs\x00\x00\x00ignition")
+	if len(refs) == 1 && (!bytes.Equal(refs[0].Initrd.SHA256, eventlog.Hash(eventlog.SHA256, padded)) ||
+		!bytes.Equal(refs[0].Initrd.SHA384, eventlog.Hash(eventlog.SHA384, padded))) {
+		t.Errorf("both archives: %v", refs[0].Initrd)
+	}
 	if len(refs) != 1 || len(refs[0].Loads) != 3 || !slices.Equal(refs[0].CommandLines, []measuredboot.Words{line}) {
 		t.Errorf("got %v", refs)
 	}

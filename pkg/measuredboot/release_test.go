@@ -4,6 +4,7 @@ package measuredboot_test
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -61,6 +62,7 @@ func TestReleaseAcceptsASignedUKI(t *testing.T) {
 	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI)
 	b := captured(t, eventlogtest.SecureBootUKI)
 	b.profile, b.quoted = measuredboot.Release, c.PCRs("sha256", measuredboot.Release.PCRs()...)
+	b.refs[0].PCR11 = b.refs[0].PCR11[:1]
 	passes(t, b)
 	// The firmware starts the kernel of the UKI, with another initramfs, which extends the UKI's PCR 11.
 	inner := b.booted(t, func(e events) events {
@@ -193,6 +195,78 @@ func TestAttack_T71_GRUB(t *testing.T) {
 				return slices.Insert(e, i, said(e[i], "grub_cmd: ", "search --file --set=root /.disk/mini-info"))
 			}, 8, []string{"the command boot", `"search `},
 		},
+		"the kernel loaded twice": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: linux")
+				return slices.Insert(e, i, e[i])
+			}, 8, []string{"the kernel command line", `"linux /vmlinuz `},
+		},
+		"two command lines": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				return slices.Insert(e, i, e[i])
+			}, 8, []string{"the command initrd", `"/vmlinuz `},
+		},
+		"the initramfs loaded twice": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: initrd")
+				return slices.Insert(e, i, e[i])
+			}, 8, []string{"the command boot", `"initrd /initrd.img"`},
+		},
+		"the boot before the initramfs": {
+			func(t *testing.T, e events) events {
+				return slices.Insert(e, find(t, e, 8, "grub_cmd: initrd"), e[find(t, e, 8, "grub_cmd: boot")])
+			}, 8, []string{"the command initrd", `"boot"`},
+		},
+		"a file read after the kernel": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				return slices.Insert(e, i, said(e[i], "grub_cmd: ", "search --file --set=root /.disk/mini-info"))
+			}, 8, []string{"the kernel command line", `"search `},
+		},
+		"a text without its label": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: boot")
+				e[i] = said(e[i], "", "boot")
+				return e
+			}, 8, []string{"the digest of a text of GRUB"},
+		},
+		"another word after the command": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "grub_cmd: linux")
+				return slices.Insert(e, i, said(e[i], "grub_cmd: ", "set other"))
+			}, 8, []string{`a command of debian-12, with the word "ignition_firstboot=" at position 1, seen the word "other"`},
+		},
+		"a shorter command line": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 8, "kernel_cmdline: ")
+				e[i] = said(e[i], "kernel_cmdline: ", "/vmlinuz console=ttyS0")
+				return e
+			}, 8, []string{`with the word "root=LABEL=root" at position 2, seen the end of "/vmlinuz console=ttyS0"`},
+		},
+		"no file": {
+			func(t *testing.T, e events) events {
+				return slices.DeleteFunc(e, func(x eventlogtest.Event) bool { return x.PCR == 9 })
+			}, 9, []string{"the 2 files that debian-12 loads", "0 files"},
+		},
+		"no configuration": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 9, "grub.cfg")
+				return slices.Delete(e, i, i+1)
+			}, 9, []string{`a file of debian-12, "/EFI/debian/grub.cfg", seen none`},
+		},
+		"no GRUB": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 4, "grubx64.efi")
+				return slices.Delete(e, i, i+1)
+			}, 4, []string{`an image of debian-12, "grub", seen none`},
+		},
+		"no MOK list": {
+			func(t *testing.T, e events) events {
+				i := find(t, e, 14, "MokListTrusted")
+				return slices.Delete(e, i, i+1)
+			}, 14, []string{`a MOK list of debian-12, "MokListTrusted", seen none`},
+		},
 		"no command that loads the kernel": {
 			func(t *testing.T, e events) events {
 				i := find(t, e, 8, "grub_cmd: linux")
@@ -293,6 +367,113 @@ func TestAttack_T71_GRUB(t *testing.T) {
 	}
 }
 
+func TestReleaseIgnoresWhatIsNotMeasured(t *testing.T) {
+	b := grubBoot(t)
+	want := passes(t, b)
+	for _, pcr := range []uint32{4, 8, 9, 14} {
+		got := passes(t, b.claimed(t, func(e events) events {
+			x := eventlogtest.New(e[0], pcr, eventlog.NoAction, []byte("MZ\x00\x00program"))
+			return append(slices.Insert(e, find(t, e, 8, "grub_cmd: linux"), x), x)
+		}))
+		if len(got.Applications) != len(want.Applications) {
+			t.Errorf("PCR %d: got %+v", pcr, got)
+		}
+	}
+}
+
+// A document may have no other file than those that it loads, and commands that print a text.
+func TestReleaseAcceptsOnlyLoadsAndTexts(t *testing.T) {
+	b := grubBoot(t).booted(t, func(e events) events {
+		i := find(t, e, 9, "grub.cfg")
+		e = slices.Delete(e, i, i+1)
+		i = find(t, e, 8, "kernel_cmdline: ")
+		echo := said(e[i], "grub_cmd: ", "echo Loading initial ramdisk ...")
+		return slices.Insert(slices.Insert(e, i+1, echo), i, echo)
+	})
+	fails(t, b, reason.MeasuredBoot, `"echo Loading initial ramdisk ..."`)
+	b.refs[0].Commands = append(b.refs[0].Commands, "echo Loading initial ramdisk ...")
+	fails(t, b, reason.MeasuredBoot, `a file of debian-12, "/EFI/debian/grub.cfg"`)
+	b.refs[0].Files = nil
+	passes(t, b)
+}
+
+// What a finding quotes of the log is a short text. The names of files are there only if they are texts.
+func TestReleaseFindingsQuoteTheLog(t *testing.T) {
+	digest := fmt.Sprintf("%x", eventlog.Hash(eventlog.SHA256, []byte("another component")))
+	for data, want := range map[string]string{
+		"/file ~\x00":                     `"/file ~" with ` + digest,
+		"/file":                           digest,
+		"":                                digest,
+		"\x00":                            digest,
+		"\x1f\x00":                        digest,
+		"\x7f\x00":                        digest,
+		strings.Repeat("x", 160) + "\x00": `"` + strings.Repeat("x", 160) + `" with ` + digest,
+		strings.Repeat("x", 161) + "\x00": `"` + strings.Repeat("x", 160) + `"... with ` + digest,
+	} {
+		b := grubBoot(t).booted(t, func(e events) events {
+			i := find(t, e, 9, "/initrd.img")
+			e[i] = another(e[i])
+			e[i].Data = []byte(data)
+			return e
+		})
+		if f := fails(t, b, reason.MeasuredBoot, `the file "/initrd.img" of debian-12`); f.Seen != want {
+			t.Errorf("%q: seen %s, expected %s", data, f.Seen, want)
+		}
+	}
+}
+
+// Of several documents, the finding is about the one with which most of the boot agrees. Of equal ones, the first.
+func TestReleaseFindsTheNearestDocument(t *testing.T) {
+	document := func(name string) measuredboot.ReferenceValues {
+		r := references(t, eventlogtest.ShimGRUB)
+		r.Metadata.Name = name
+		return r
+	}
+	b := grubBoot(t).booted(t, func(e events) events {
+		i := find(t, e, 9, "/initrd.img")
+		e[i] = another(e[i])
+		return e
+	})
+	incomplete, noImages := document("incomplete"), document("no-images")
+	incomplete.Loads, noImages.Applications = nil, nil
+	b.refs = []measuredboot.ReferenceValues{incomplete, noImages, document("first"), document("second")}
+	fails(t, b, reason.MeasuredBoot, `the file "/initrd.img" of first`)
+	// An incomplete document has nothing in common with a boot.
+	unknown := grubBoot(t).booted(t, func(e events) events {
+		return slices.Insert(e, 0, eventlogtest.New(e[0], 14, eventlog.IPL, []byte("another component")))
+	})
+	unknown.refs = []measuredboot.ReferenceValues{document("complete"), incomplete}
+	fails(t, unknown, reason.MeasuredBoot, "a MOK list of complete")
+}
+
+// Without a UKI, the document of the image is known only from PCRs 12 and 13. The first that fits is reported.
+func TestSecureBootReportsTheFirstImageThatFits(t *testing.T) {
+	b := grubBoot(t)
+	b.profile = measuredboot.SecureBoot
+	other := references(t, eventlogtest.ShimGRUB)
+	other.Metadata.Name = "other"
+	b.refs = append(b.refs, other)
+	if r := passes(t, b); r.Image != "debian-12" {
+		t.Errorf("got %+v", r)
+	}
+	b.profile, b.refs[0].Applications = measuredboot.Release, nil
+	if r := passes(t, b); r.Image != "other" {
+		t.Errorf("got %+v", r)
+	}
+}
+
+// A UKI can start a second image. Its document then has both.
+func TestReleaseNeedsAllImagesOfAUKI(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI)
+	b := captured(t, eventlogtest.SecureBootUKI)
+	b.profile, b.quoted = measuredboot.Release, c.PCRs("sha256", measuredboot.Release.PCRs()...)
+	b.refs[0].Applications = append(b.refs[0].Applications,
+		measuredboot.Component{Name: "driver", Digests: b.refs[0].Applications[1].Digests})
+	if f := fails(t, b, reason.MeasuredBoot, `an image of ovmf-secureboot-uki, "driver", seen none`); f.PCR != 4 {
+		t.Errorf("got %+v", f)
+	}
+}
+
 // grubLine returns the text that an event of GRUB has.
 func grubLine(e eventlogtest.Event) string {
 	_, text, _ := strings.Cut(strings.TrimSuffix(string(e.Data), "\x00"), ": ")
@@ -312,12 +493,17 @@ func TestAttack_T71_OmittedEventsDoNotReplay(t *testing.T) {
 func TestValidate_PatternsOfGRUB(t *testing.T) {
 	for field, change := range map[string]func(*measuredboot.ReferenceValues){
 		"commands[0]":     func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{"* x"} },
+		`commands[0] ""`:  func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{""} },
+		`commands[0] " x`: func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{" x"} },
+		"commandLines[0] \"/vmlinuz a*": func(r *measuredboot.ReferenceValues) {
+			r.CommandLines = []measuredboot.Words{"/vmlinuz a*"}
+		},
 		"commands[1]":     func(r *measuredboot.ReferenceValues) { r.Commands = []measuredboot.Words{"boot", "/vmlinuz x"} },
 		"commandLines[0]": func(r *measuredboot.ReferenceValues) { r.CommandLines = []measuredboot.Words{"vmlinuz x"} },
 		"commandLines[1]": func(r *measuredboot.ReferenceValues) { r.CommandLines[1] = "/vmlinuz ro *" },
 		"commands[2]":     func(r *measuredboot.ReferenceValues) { r.Commands[2] = "linux (*)/vmlinuz ro a*" },
 		"loads:": func(r *measuredboot.ReferenceValues) {
-			r.PCR11 = references(t, eventlogtest.SecureBootUKI).PCR11
+			r.PCR11, r.Loads = references(t, eventlogtest.SecureBootUKI).PCR11[:1], r.Loads[:1]
 		},
 		"files[1]": func(r *measuredboot.ReferenceValues) {
 			r.Files = append(r.Files, measuredboot.Component{Name: "x"})
@@ -331,6 +517,15 @@ func TestValidate_PatternsOfGRUB(t *testing.T) {
 	}
 }
 
+func TestValidate_AcceptsPatternsOfGRUB(t *testing.T) {
+	r := references(t, eventlogtest.ShimGRUB)
+	r.Commands = append(r.Commands, "linux", "linux (*)/vmlinuz root=UUID=* ro", "insmod *")
+	r.CommandLines = append(r.CommandLines, "/vmlinuz root=UUID=* ro", "(hd0)/vmlinuz*")
+	if err := r.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A document without a command line says nothing of what boots, so it is not for this profile.
 func TestReleaseNeedsACompleteDocument(t *testing.T) {
 	for _, change := range []func(*measuredboot.ReferenceValues){
@@ -339,7 +534,7 @@ func TestReleaseNeedsACompleteDocument(t *testing.T) {
 	} {
 		b := grubBoot(t)
 		change(&b.refs[0])
-		fails(t, b, reason.MeasuredBoot, "the document is not for profile release")
+		fails(t, b, reason.MeasuredBoot, "PCR 8: ", "the document is not for profile release")
 	}
 }
 
@@ -354,6 +549,11 @@ func TestWordsMatchWholeWords(t *testing.T) {
 		},
 		"/a*b*c": {[]string{"/abc", "/a1b2c", "/abbc"}, []string{"/ac", "/abc2", "/a b c", "/acb"}},
 		"/a*a":   {[]string{"/aa", "/a-a"}, []string{"/a"}},
+		"a":      {[]string{"a"}, []string{"aa", "", "b"}},
+		"a*": {[]string{"a*", "a", "a09azAZ._:,/@+()-", "a.", "a0", "aA"},
+			[]string{"b1", "a[", "a`", "a{", "a=", "a**", "a\xe1"}},
+		"a*b*b*": {[]string{"abb", "a1b2b3"}, []string{"ab", "a1b2"}},
+		"a*b*":   {[]string{"a1b2", "ab"}, []string{"a=b2", "a1b=", "a1"}},
 	} {
 		for _, text := range c.yes {
 			if !measuredboot.Words(pattern).Match(text) {

@@ -82,6 +82,10 @@ func TestReleaseOfAnEFIStub(t *testing.T) {
 			return append(e, tagged(e[0], loadOptions, options(line(e))))
 		}},
 		"only the initramfs": {change: func(t *testing.T, e events) events { return append(e, initrd(t, e)) }},
+		"both, and an event that is not measured": {change: func(t *testing.T, e events) events {
+			return append(e, tagged(e[0], loadOptions, options(line(e))), initrd(t, e),
+				eventlogtest.New(e[0], 9, eventlog.NoAction, []byte("x")))
+		}},
 		"other load options": {func(t *testing.T, e events) events {
 			return append(e, tagged(e[0], loadOptions, options(line(e)+" systemd.debug-shell")), initrd(t, e))
 		}, []string{"PCR 9", "the load options ", "as GRUB passed them"}},
@@ -96,6 +100,10 @@ func TestReleaseOfAnEFIStub(t *testing.T) {
 			i := find(t, e, 9, "/initrd.img")
 			return append(slices.Delete(e, i, i+1), x)
 		}, []string{"PCR 9"}},
+		"only the initramfs from the stub": {func(t *testing.T, e events) events {
+			x := initrd(t, e)
+			return append(slices.DeleteFunc(e, func(e eventlogtest.Event) bool { return e.PCR == 9 }), x)
+		}, []string{"PCR 9", "the 2 files that debian-12 loads", "0 files"}},
 		"load options twice": {func(t *testing.T, e events) events {
 			x := tagged(e[0], loadOptions, options(line(e)))
 			return append(e, x, x)
