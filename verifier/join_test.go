@@ -17,6 +17,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -276,6 +277,18 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 	} else {
 		refused("a second key", name, "CSRKeyChanged")
 	}
+
+	// The Node shows that the certificate was used.
+	admin, err := kubernetes.NewForConfig(j.cluster.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}},
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return j.record(uid).Status.Certificate.Used },
+		func() string { return fmt.Sprintf("the record has %+v", j.record(uid).Status.Certificate) })
 
 	// A quarantine: the credential is worth nothing within seconds.
 	j.patch(recordsResource, victim, `{"spec":{"quarantined":true}}`)

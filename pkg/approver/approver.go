@@ -178,7 +178,7 @@ type Cluster interface {
 	// namespace that the verifier may not read.
 	Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error)
 	// Pinned returns the requests with the key of the record's certificate: the approved
-	// ones, and the pending ones that its credentials made.
+	// ones, and those that its credentials made.
 	Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) ([]*Request, error)
 	// Issued returns the approved requests for a client certificate of this node. Kubernetes deletes an approved
 	// request after an hour.

@@ -18,6 +18,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -153,6 +154,24 @@ func TestAttack_T54_MoreThanAKubeletRequests(t *testing.T) {
 			want(t, in.decide(), Refuse, reason.CSRContent)
 		})
 	}
+}
+
+// Attack T54: Kubernetes soon deletes the request of a short certificate. Then nothing shows that it was approved.
+func TestAttack_T54_ACertificateWhoseRequestIsDeletedSoon(t *testing.T) {
+	for seconds, outcome := range map[int32]Outcome{0: Approve, 600: Deny, 3599: Deny, 3600: Approve} {
+		in := honest()
+		if seconds > 0 {
+			in.csr.Spec.ExpirationSeconds = ptr.To(seconds)
+		}
+		code := reason.CSRContent
+		if outcome == Approve {
+			code = 0
+		}
+		want(t, in.decide(), outcome, code)
+	}
+	stock := stockClient() // there is no record to protect
+	stock.csr.Spec.ExpirationSeconds = ptr.To(int32(600))
+	want(t, stock.decide(), Approve, 0)
 }
 
 // Attack T54, for serving certificates: what the stock approver does not detect.

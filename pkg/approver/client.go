@@ -30,8 +30,8 @@ const clockSkew = 10 * time.Second
 //     without attestation (CSRLimit)
 //   - quarantine*: the machine's record is not quarantined (Quarantined)
 //   - groups: exactly those of the node bootstrapper (CSRRequester)
-//   - content+: O is only system:nodes, CN is a node's, there are no other names, and
-//     the usages are those of a client (CSRContent)
+//   - content+: O is only system:nodes, CN is a node's, there are no other names, the
+//     usages are those of a client, and the lifetime is not less than an hour* (CSRContent)
 //   - switch: the approval of client certificates is not disabled (CSRDisabled)
 //   - owner*+: the machine whose credential made the request has the name
 //     (CSROtherMachine). Until that machine has a name, this is unknown
@@ -228,6 +228,10 @@ func (x *run) clientContent() error {
 		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q), but a client certificate has none",
 			sans(csr.DNSNames, csr.IPAddresses))
 	}
+	// Kubernetes deletes the request of a certificate that has ended, and with it the proof that it was approved.
+	if l := x.r.Lifetime; err == nil && x.c.Attestation && !x.Attested && l != 0 && l < time.Hour {
+		err = reason.Deny(reason.CSRContent, "the requested lifetime is %v; it must be at least an hour", l)
+	}
 	x.contradicts = err != nil && x.Proven
 	return x.check("content", err, "CN %s%s", nodePrefix, x.Node)
 }
@@ -357,7 +361,7 @@ func (x *run) newest() error {
 			if err != nil {
 				return x.check(name, err, "")
 			}
-			if approved {
+			if approved != "" {
 				break // the newer request cannot be approved
 			}
 		}
@@ -383,24 +387,32 @@ func (x *run) mayReplace(n *Request) bool {
 	return live && ours && its.groups() == nil && its.clientContent() == nil
 }
 
-// kept is the time for which an approved request surely exists. Kubernetes deletes it an hour after the approval, and
-// clocks may differ.
+// kept is the time after the record of an approval for which the approved request surely exists. Kubernetes deletes it
+// an hour after the approval, and clocks may differ.
 const kept = 55 * time.Minute
 
-// pinned reports whether a request with the key on the record was or may have been approved.
-func (x *run) pinned() (bool, error) {
+// pinned returns why no other key may replace that on the record, or "" if no request with it was approved. A client
+// with the machine's credential can make a copy of a request. So only one that is older than the approval shows that.
+func (x *run) pinned() (string, error) {
 	c := x.record.Status.Certificate
 	if c.Used {
-		return true, nil
+		return "its Node existed", nil
 	}
 	all, err := x.w.Pinned(x.ctx, x.record)
 	if err != nil {
-		return false, unread(err, "find the request that was approved before")
+		return "", unread(err, "find the request that was approved before")
 	}
-	if len(all) == 0 {
-		return x.now.Sub(c.Approved.Time) > kept, nil
+	older := false
+	for _, r := range all {
+		if r.Approved {
+			return "its request is approved", nil
+		}
+		older = older || r.Created.Before(c.Approved.Add(clockSkew))
 	}
-	return slices.ContainsFunc(all, func(r *Request) bool { return r.Approved }), nil
+	if !older && x.now.Sub(c.Approved.Time) > kept {
+		return "Kubernetes may have deleted its approved request", nil
+	}
+	return "", nil
 }
 
 // key checks that the record accepts the key. The check is repeated when the approval is recorded.
@@ -422,10 +434,13 @@ func (x *run) key() error {
 		if _, may := record.Reapprove(x.record, was, c, x.now); may != nil {
 			break // denied also if that key was never approved
 		}
-		approved, unread := x.pinned()
-		if unread != nil {
+		switch approved, unread := x.pinned(); {
+		case unread != nil:
 			err = unread
-		} else if !approved {
+		case approved != "":
+			err = reason.Deny(reason.CSRKeyChanged, "the record has a certificate for node %s and the key %s, and %s",
+				c.Node, was, approved)
+		default:
 			err, x.Replaces = nil, was
 			how = fmt.Sprintf("in place of %s, whose request %.253s was not approved", was, s.Certificate.Request)
 		}

@@ -81,7 +81,7 @@ func TestDecide_ApprovesOnlyTheNewestFirstRequest(t *testing.T) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
 		}, Approve, 0},
-		"this key is on the record, and the machine was a Node with it": {func(in *input) {
+		"this key is on the record, and its Node existed": {func(in *input) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
 			in.fake.records[0].Status.Certificate.Used, in.fake.pinned = true, nil
@@ -113,23 +113,34 @@ func TestDecide_ReplacesAKeyThatWasNeverApproved(t *testing.T) {
 		code    reason.Code
 	}{
 		"its request was deleted": {func(*input) {}, Approve, 0},
-		"its request waits":       {func(in *input) { in.fake.pinned = []*Request{{Kind: Client}} }, Approve, 0},
-		"its request was denied": {func(in *input) { in.fake.pinned = []*Request{{Kind: Client, Decided: true}} },
-			Approve, 0},
+		"its request waits":       {func(in *input) { in.pinned(clockSkew-time.Second, false) }, Approve, 0},
+		"its request was denied":  {func(in *input) { in.pinned(0, true) }, Approve, 0},
+		"its request was denied long ago": {func(in *input) {
+			in.longAgo()
+			in.pinned(0, true)
+		}, Approve, 0},
+		"its request was deleted long ago, and is made again": {func(in *input) {
+			in.longAgo()
+			in.pinned(clockSkew, false)
+		}, Refuse, reason.CSRKeyChanged},
+		"its request was deleted long ago, and a copy was denied": {func(in *input) {
+			in.longAgo()
+			in.pinned(clockSkew, true)
+		}, Refuse, reason.CSRKeyChanged},
+		"its request waits for long, and is copied": {func(in *input) {
+			in.longAgo()
+			in.pinned(clockSkew, false)
+			in.pinned(0, false)
+		}, Approve, 0},
 		"its request was approved": {func(in *input) { in.approved(dead, "worker-0") }, Refuse, reason.CSRKeyChanged},
 		"another one with its key": {func(in *input) {
 			in.approved(dead, "worker-0")
 			in.fake.pinned = append([]*Request{{}}, in.fake.pinned...)
 		}, Refuse, reason.CSRKeyChanged},
-		"its request was deleted long ago": {func(in *input) {
-			in.fake.records[0].Status.Certificate.Approved = metav1.NewTime(now.Add(-kept - time.Second))
-		}, Refuse, reason.CSRKeyChanged},
-		"its request waits for long": {func(in *input) {
-			in.fake.records[0].Status.Certificate.Approved = metav1.NewTime(now.Add(-kept - time.Second))
-			in.fake.pinned = []*Request{{Kind: Client}}
-		}, Approve, 0},
-		"the machine was a Node with it": {func(in *input) {
-			in.fake.records[0].Status.Certificate.Used, in.fake.pinned = true, []*Request{{Kind: Client}}
+		"its request was deleted long ago": {(*input).longAgo, Refuse, reason.CSRKeyChanged},
+		"its Node existed": {func(in *input) {
+			in.fake.records[0].Status.Certificate.Used = true
+			in.pinned(0, false)
 		}, Refuse, reason.CSRKeyChanged},
 		"there is a Node": {func(in *input) { in.fake.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
 		"it was for another name": {func(in *input) { in.fake.records[0].Status.Certificate.Node = "worker-7" },
@@ -158,6 +169,17 @@ func TestDecide_ReplacesAKeyThatWasNeverApproved(t *testing.T) {
 			}
 		})
 	}
+}
+
+// longAgo moves the approval on the record so far back that Kubernetes may have deleted the request.
+func (in *input) longAgo() {
+	in.fake.records[0].Status.Certificate.Approved = metav1.NewTime(now.Add(-kept - time.Second))
+}
+
+// pinned adds a request with the key on the record. It was created some time after the approval that is on the record.
+func (in *input) pinned(after time.Duration, denied bool) {
+	in.fake.pinned = append(in.fake.pinned, &Request{Kind: Client, Decided: denied,
+		Created: in.fake.records[0].Status.Certificate.Approved.Add(after)})
 }
 
 // The same key again is no replacement, even if its request was never approved.

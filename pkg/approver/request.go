@@ -69,6 +69,8 @@ type Request struct {
 	CredentialID string
 
 	Usages []certificatesv1.KeyUsage
+	// Lifetime is that of the certificate, if the requester chose one. Otherwise it is 0.
+	Lifetime time.Duration
 	// CSR is the untrusted content; nil if it does not parse.
 	CSR *x509.CertificateRequest
 	// PublicKeySHA256 is the hash of CSR's SubjectPublicKeyInfo, in hexadecimal.
@@ -94,6 +96,9 @@ func FromCSR(in *certificatesv1.CertificateSigningRequest) *Request {
 	r := &Request{
 		Name: in.Name, Signer: in.Spec.SignerName, Created: in.CreationTimestamp.Time,
 		Username: in.Spec.Username, Groups: in.Spec.Groups, Usages: in.Spec.Usages,
+	}
+	if s := in.Spec.ExpirationSeconds; s != nil {
+		r.Lifetime = time.Duration(*s) * time.Second
 	}
 	switch in.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:

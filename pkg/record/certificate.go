@@ -124,8 +124,12 @@ func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
 	}
 	if s.Certificate != nil {
 		if s.Certificate.PublicKeySHA256 != c.PublicKeySHA256 || s.Certificate.Node != c.Node {
-			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was already approved",
-				s.Certificate.Node, s.Certificate.PublicKeySHA256)
+			used := ""
+			if s.Certificate.Used {
+				used = ", and that Node existed"
+			}
+			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was already approved%s",
+				s.Certificate.Node, s.Certificate.PublicKeySHA256, used)
 		}
 		return nil, nil
 	}

@@ -19,6 +19,7 @@ const (
 	StepJoin            // record that the machine joined
 	StepRelease         // no object requires the quarantine anymore
 	StepRestate         // an object requires the quarantine again
+	StepUse             // record that the Node of its certificate existed
 	StepCreate          // the record does not exist
 	StepDelete          // the Machine was deleted
 )
@@ -28,7 +29,7 @@ type State struct {
 	Exists      bool
 	Joined      bool
 	Arrived     bool // the Node of its certificate exists
-	Unused      bool // it has a certificate, and no Node of the machine is recorded
+	Used        bool // the Node of its certificate exists, and the record does not say that yet
 	Quarantined bool
 	Restored    bool // no object requires the quarantine since a restore of etcd
 	Unrevoked   bool // it has live bootstrap credentials that can be revoked
@@ -41,18 +42,19 @@ func Compare(s State, m *machine.Machine, now time.Time) Step {
 		return StepDelete
 	}
 	quarantined, joined := m.Quarantined(), m.Joined()
-	is := joined && !m.Granted(now) && (!s.Joined || s.Unused && m.NodeRef != "")
 	switch {
 	case quarantined && !s.Quarantined:
 		return StepQuarantine
 	case quarantined && s.Unrevoked:
 		return StepRevoke
-	case s.Exists && (is || s.Arrived && !s.Joined):
+	case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):
 		return StepJoin
 	case !quarantined && s.Quarantined && !s.Restored:
 		return StepRelease
 	case quarantined && s.Restored:
 		return StepRestate
+	case s.Used:
+		return StepUse
 	case !joined && !s.Exists && !m.StandIn && !m.Deleting:
 		return StepCreate
 	}

@@ -85,18 +85,15 @@ func TestCompare(t *testing.T) {
 			}, want: record.StepJoin},
 		{name: "the Node of its certificate exists, in line", state: record.State{Exists: true, Arrived: true, Joined: true},
 			want: record.StepNone},
-		{name: "the Node of a certificate", state: record.State{Exists: true, Joined: true, Unused: true}, change: joined,
-			want: record.StepJoin},
-		{name: "the Node of a certificate, of unknown name", state: record.State{Exists: true, Joined: true, Unused: true},
-			change: func(m *machine.Machine) { m.Phase = "Running" }, want: record.StepNone},
-		{name: "no Node of a certificate yet", state: record.State{Exists: true, Joined: true, Unused: true},
-			want: record.StepNone},
-		{name: "the Node of a certificate, with a grant", state: record.State{Exists: true, Joined: true, Unused: true},
-			change: func(m *machine.Machine) {
-				joined(m)
-				m.Enrollment = &v1alpha1.MachineAttestation{}
-				m.Enrollment.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(now.Add(time.Hour))}
-			}, want: record.StepNone},
+		{name: "the Node of its certificate is not recorded", state: record.State{Exists: true, Joined: true, Used: true},
+			want: record.StepUse},
+		{name: "the Node of its certificate is not recorded, and a join", state: record.State{Exists: true, Used: true},
+			change: joined, want: record.StepJoin},
+		{name: "the Node of its certificate is not recorded, and a quarantine to release",
+			state: record.State{Exists: true, Quarantined: true, Used: true}, want: record.StepRelease},
+		{name: "the Node of its certificate is not recorded, and a quarantine that is required again",
+			state:       record.State{Exists: true, Quarantined: true, Restored: true, Used: true},
+			quarantined: true, want: record.StepRestate},
 		{name: "joined, and a quarantine to release", state: record.State{Exists: true, Quarantined: true}, change: joined,
 			want: record.StepJoin},
 		{name: "joined and quarantined", state: recorded, quarantined: true, change: joined, want: record.StepQuarantine},

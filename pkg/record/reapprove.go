@@ -8,6 +8,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
+// CertificateUsed records that the Node of the machine's certificate existed. So the certificate was issued, and its
+// key cannot be replaced. It returns nil if that is already recorded, or if the certificate is for another Node.
+func CertificateUsed(rec *v1alpha1.MachineAttestation, node string) *v1alpha1.MachineAttestation {
+	if rec == nil || rec.Status.Certificate == nil || rec.Status.Certificate.Node != node || rec.Status.Certificate.Used {
+		return nil
+	}
+	next := rec.DeepCopy()
+	next.Status.Certificate.Used = true
+	return next
+}
+
 // Reapprove calls [Approve] for a machine whose first certificate was recorded but never
 // issued: after the record was written, but before the approval, its kubelet abandoned
 // the request with the key replaced, and now requests with another key. The caller must

@@ -36,6 +36,28 @@ func TestReapprove_ReplacesAnUnissuedCertificate(t *testing.T) {
 	}
 }
 
+func TestCertificateUsed_OnlyTheNodeOfTheCertificateShowsIt(t *testing.T) {
+	r, err := record.Approve(fetched(t), certificate(), start)
+	if err != nil || r.Status.Certificate.Used {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for _, node := range []string{"", "worker-1"} {
+		if got := record.CertificateUsed(r, node); got != nil {
+			t.Errorf("Node %q: %+v", node, got.Status.Certificate)
+		}
+	}
+	next := record.CertificateUsed(r, "worker-0")
+	if next == nil || !next.Status.Certificate.Used || r.Status.Certificate.Used {
+		t.Fatalf("%+v, from %+v", next, r.Status.Certificate)
+	}
+	if got := record.CertificateUsed(next, "worker-0"); got != nil {
+		t.Errorf("recorded twice: %+v", got.Status)
+	}
+	if record.CertificateUsed(nil, "") != nil || record.CertificateUsed(fetched(t), "") != nil {
+		t.Error("without a certificate")
+	}
+}
+
 func TestAttack_T54_OnlyTheExpectedKeyIsReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		replaced string
@@ -45,7 +67,7 @@ func TestAttack_T54_OnlyTheExpectedKeyIsReplaced(t *testing.T) {
 	}{
 		"another key was approved meanwhile": {"k0", nil, nil, reason.CSRKeyChanged},
 		"no key is named":                    {"", nil, nil, reason.CSRKeyChanged},
-		"the machine was a Node": {"k1", func(r *rec) { r.Status.Certificate.Used = true }, nil,
+		"its Node existed": {"k1", func(r *rec) { r.Status.Certificate.Used = true }, nil,
 			reason.CSRKeyChanged},
 		"another name": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" },
 			reason.CSRKeyChanged},

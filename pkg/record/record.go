@@ -247,26 +247,15 @@ func Return(rec *v1alpha1.MachineAttestation, tokenID string, unserved []string)
 	return next
 }
 
-// Joined records that the Machine is a Node, and so that its certificate was used. The node is "" if it is unknown.
-// Joined returns nil if that is already recorded.
+// Joined records that the Machine is a Node. It returns nil if that is already recorded.
 func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alpha1.MachineAttestation {
-	if rec == nil {
-		return nil
-	}
-	c := rec.Status.Certificate
-	joined, used := rec.Status.Phase == v1alpha1.PhaseJoined, c == nil || c.Used || node == ""
-	if joined && used {
+	if rec == nil || rec.Status.Phase == v1alpha1.PhaseJoined {
 		return nil
 	}
 	next := rec.DeepCopy()
-	if !used {
-		next.Status.Certificate.Used = true
-	}
-	if !joined {
-		next.Status.Phase = v1alpha1.PhaseJoined
-		next.Status.Token = nil
-		note(&next.Status, now, "Joined", "", "", "as node "+node)
-	}
+	next.Status.Phase = v1alpha1.PhaseJoined
+	next.Status.Token = nil
+	note(&next.Status, now, "Joined", "", "", "as node "+node)
 	return next
 }
 

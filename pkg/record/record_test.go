@@ -435,33 +435,6 @@ func TestRedeem_LimitsTheUses(t *testing.T) {
 	wantCode(t, err, reason.TokenUsedUp)
 }
 
-func TestJoined_RecordsThatTheCertificateWasUsed(t *testing.T) {
-	r, err := record.Approve(fetched(t), certificate(), start)
-	if err != nil || r.Status.Certificate.Used {
-		t.Fatalf("%+v, %v", r, err)
-	}
-	if got := record.Joined(r, "", start); got != nil {
-		t.Errorf("without the name of a Node: %+v", got.Status)
-	}
-	next := record.Joined(r, "worker-0", start)
-	if next == nil || !next.Status.Certificate.Used || r.Status.Certificate.Used ||
-		len(next.Status.History) != len(r.Status.History) {
-		t.Fatalf("%+v", next)
-	}
-	if got := record.Joined(next, "worker-0", start); got != nil {
-		t.Errorf("recorded twice: %+v", got.Status)
-	}
-	certified := fetched(t)
-	c := certificate()
-	certified.Status.Certificate = &c
-	for node, want := range map[string]bool{"": false, "worker-0": true} {
-		got := record.Joined(certified, node, start)
-		if got == nil || got.Status.Phase != v1alpha1.PhaseJoined || got.Status.Certificate.Used != want {
-			t.Errorf("the first sign of a Node, %q: %+v", node, got)
-		}
-	}
-}
-
 func TestJoined_IsALatch(t *testing.T) {
 	r := joined(t)
 	if r.Status.Phase != v1alpha1.PhaseJoined || r.Status.Token != nil {

@@ -25,14 +25,26 @@ const (
 type Latch struct {
 	Quarantined, Joined bool
 	Node                string // of the machine, if known
-	Unused              bool   // of a record: it has a certificate, and no Node of the machine is recorded
+	Certificate         Certificate
 	// GrantUsed is the end of the last used grant, and GrantAttestations the number of its uses.
 	GrantUsed         time.Time
 	GrantAttestations int32
 }
 
+// Certificate is what a record says about the machine's certificate.
+type Certificate int8
+
+// The states of a certificate; see [v1alpha1.CertificateStatus].
+const (
+	NoCertificate Certificate = iota
+	UnusedCertificate
+	UsedCertificate
+)
+
 // Empty reports whether a backup could not revoke anything.
-func (l Latch) Empty() bool { return !l.Quarantined && !l.Joined && l.GrantUsed.IsZero() }
+func (l Latch) Empty() bool {
+	return !l.Quarantined && !l.Joined && l.Certificate != UsedCertificate && l.GrantUsed.IsZero()
+}
 
 // Stricter returns the stricter part of each.
 func (l Latch) Stricter(other Latch) Latch {
@@ -42,13 +54,14 @@ func (l Latch) Stricter(other Latch) Latch {
 		l.GrantUsed, l.GrantAttestations = other.GrantUsed, other.GrantAttestations
 	}
 	l.Node = cmp.Or(l.Node, other.Node)
+	l.Certificate = max(l.Certificate, other.Certificate)
 	return l
 }
 
 // Covers reports whether l is at least as strict as other.
 func (l Latch) Covers(other Latch) bool {
-	joined := l.Joined && !(l.Unused && other.Node != "")
-	return (l.Quarantined || !other.Quarantined) && (joined || !other.Joined) && !l.usedLess(other)
+	unused := l.Certificate == UnusedCertificate && other.Certificate == UsedCertificate
+	return (l.Quarantined || !other.Quarantined) && (l.Joined || !other.Joined) && !unused && !l.usedLess(other)
 }
 
 // usedLess reports whether other has a later grant, or more uses of the same one.
@@ -83,6 +96,9 @@ func Repair(rec *v1alpha1.MachineAttestation, m *machine.Machine, l Latch, now t
 	}
 	if l.Joined {
 		step(record.Joined(next, l.Node, now))
+	}
+	if l.Certificate == UsedCertificate && next != nil && next.Status.Certificate != nil {
+		step(record.CertificateUsed(next, next.Status.Certificate.Node))
 	}
 	if !l.GrantUsed.IsZero() && used(next).usedLess(l) {
 		if !changed {

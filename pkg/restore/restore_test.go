@@ -12,6 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
 )
 
@@ -109,35 +111,44 @@ func TestConfirmed(t *testing.T) {
 	}
 }
 
-// The backup may be from before the approval of the certificate, so only the Node shows that it was approved.
+// The backup may be from before the approval of the certificate. Then only its Node showed that it was approved.
 func TestAttack_T58_ARestoredCertificateThatWasUsedIsNotReplaced(t *testing.T) {
 	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	const own = "JTI=own"
 	unused := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{
-		Phase: v1alpha1.PhaseJoined, Certificate: &v1alpha1.CertificateStatus{Node: "n"},
+		Phase: v1alpha1.PhaseJoined, Certificate: &v1alpha1.CertificateStatus{Node: "n", PublicKeySHA256: "k1"},
+		Credentials: []v1alpha1.CredentialStatus{{ID: own, Expiry: metav1.NewTime(now.Add(time.Hour))}},
 	}}
-	was, is := restore.Latch{Joined: true, Node: "n"}, restore.Latch{Joined: true, Unused: true}
-	if is.Covers(was) {
-		t.Error("the certificate counts as used")
+	was := restore.Latch{Joined: true, Certificate: restore.UsedCertificate}
+	is := restore.Latch{Joined: true, Certificate: restore.UnusedCertificate}
+	if is.Covers(was) || !was.Covers(is) || (restore.Latch{}).Covers(was) {
+		t.Error("what the record must have again is wrong")
 	}
-	if got := restore.Repair(unused, m, was, now); got == nil || !got.Status.Certificate.Used {
-		t.Errorf("got %+v", got)
+	if other := (restore.Latch{Joined: true}); !other.Covers(was) {
+		t.Error("a record without a certificate can lose no use of it")
 	}
-	// The record joined by the approval, and no Node was seen.
-	was.Node = ""
-	if !is.Covers(was) {
-		t.Error("the certificate was not used before either")
+	got := restore.Repair(unused, m, was, now)
+	if got == nil || !got.Status.Certificate.Used {
+		t.Fatalf("got %+v", got)
 	}
-	if got := restore.Repair(unused, m, was, now); got != nil {
-		t.Errorf("got %+v", got.Status)
+	thief := v1alpha1.CertificateStatus{Node: "n", PublicKeySHA256: "k2", CredentialID: own}
+	if next, err := record.Reapprove(unused, "k1", thief, now); err != nil || next == nil {
+		t.Fatalf("without a Node it must be possible: %v", err)
 	}
-	// An administrator granted another attestation to a Node.
-	if was = (restore.Latch{Node: "n"}); !is.Covers(was) {
-		t.Error("a Node with a grant is no state to repair")
+	if next, err := record.Reapprove(got, "k1", thief, now); err == nil || reason.From(err).Code != reason.CSRKeyChanged {
+		t.Errorf("%+v, %v", next, err)
+	}
+	if got := restore.Repair(unused, m, is, now); got != nil {
+		t.Errorf("it was not used before either: %+v", got.Status)
+	}
+	if got := restore.Repair(nil, m, restore.Latch{Certificate: restore.UsedCertificate}, now); got != nil {
+		t.Errorf("without a record: %+v", got.Status)
 	}
 }
 
 func TestLatch_StricterCombinesBoth(t *testing.T) {
-	all := restore.Latch{Quarantined: true, Joined: true, Node: "n", GrantUsed: now, GrantAttestations: 2}
+	all := restore.Latch{Quarantined: true, Joined: true, Node: "n", GrantUsed: now, GrantAttestations: 2,
+		Certificate: restore.UsedCertificate}
 	for _, other := range []restore.Latch{
 		{}, {GrantUsed: now.Add(-time.Minute), GrantAttestations: 3}, {GrantUsed: now, GrantAttestations: 1}, all,
 	} {

@@ -251,7 +251,8 @@ type CertificateStatus struct {
 	// credentialID is the credential that made the request.
 	CredentialID string      `json:"credentialID,omitempty"`
 	Approved     metav1.Time `json:"approved"`
-	// used reports that the machine was a Node since. Then no other key can replace this one.
+	// used reports that this Node existed after the approval. Until the machine attests again, no other key can
+	// replace this one.
 	Used bool `json:"used,omitempty"`
 	// issued is the certificate chain (PEM), if the machine requested it through the verifier.
 	//

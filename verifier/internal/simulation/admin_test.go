@@ -38,11 +38,14 @@ func (l *life) reprovision(name string, m *machine, r *rand.Rand) {
 		grant(fields{"until": end.UTC().Format(time.RFC3339)})
 	}
 	permit()
+	late := false
 	again := func() { // faults may use up a grant
-		if l.ledger.usesOf(uid, end) >= attestations {
-			end = end.Add(time.Second)
-			permit()
+		if late || l.ledger.usesOf(uid, end) < attestations {
+			return
 		}
+		late = l.over()
+		end = end.Add(time.Second)
+		permit()
 	}
 	m.key = nil // the agent goes on without a certificate if the approver refuses it, because a Node exists
 	l.promised(m, r, "it joined and has a grant", again)

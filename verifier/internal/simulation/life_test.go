@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/softtpmtest"
 )
@@ -337,6 +339,7 @@ func (l *life) enroll(name string, tpms ...*softtpmtest.TPM) {
 // replace moves the TPM of a machine that joined to another Machine, as a mistake of an administrator, and removes the
 // first one's Node. Neither may get a config.
 func (l *life) replace(name string, m *machine, r *rand.Rand) {
+	_, _ = l.server.delete(write{by: "admin", kind: named("nodes"), name: name}, metav1.DeleteOptions{})
 	_, _ = l.status(name, fields{"phase": "Provisioned", "nodeRef": nil})
 	if r.IntN(2) == 0 {
 		other, err := l.machine(name + "-other")
@@ -384,6 +387,9 @@ func (l *life) joins(name string, m *machine, r *rand.Rand) {
 
 // node gives a Machine its Node.
 func (l *life) node(name string) error {
+	if _, err := l.create("nodes", "", fields{"metadata": fields{"name": name}}); err != nil {
+		return err
+	}
 	_, err := l.status(name, fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}})
 	return err
 }

@@ -262,6 +262,9 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 		line("  its key", c.PublicKeySHA256)
 		line("  request", c.Request)
 		line("  asked with", c.CredentialID)
+		if c.Used {
+			line("  used", "yes, its node existed")
+		}
 	}
 	for _, e := range r.Evidence {
 		line("evidence", e.Kind+" sha256:"+e.SHA256)

@@ -245,8 +245,9 @@ func (r *Reader) Issued(ctx context.Context, node string) (all []*approver.Reque
 	return all, err
 }
 
-// PinnedRequests lists all requests, because any of them may have the pinned key. It is needed only for a machine
-// that requested certificates for two keys.
+// PinnedRequests returns the requests with the pinned key that were approved or that the machine's credentials made. It
+// lists all requests, because any of them may have that key. It is needed only for a machine that requested
+// certificates for two keys.
 func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttestation) (
 	all []certificatesv1.CertificateSigningRequest, err error,
 ) {
@@ -258,7 +259,7 @@ func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttest
 		if req.PublicKeySHA256 != key {
 			return
 		}
-		if _, ours := record.Credential(rec, req.CredentialID, now); req.Approved || ours && !req.Decided {
+		if _, ours := record.Credential(rec, req.CredentialID, now); req.Approved || ours {
 			all = append(all, *csr)
 		}
 	})

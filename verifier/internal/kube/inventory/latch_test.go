@@ -120,19 +120,19 @@ func TestAttack_T73_ANodeWithTheCertificateHasJoined(t *testing.T) {
 	}
 	want("its Node", record.StepJoin, "worker-0")
 	put("10", func(status map[string]any) { delete(status, "certificateRequest") })
-	want("a kubelet's own request", record.StepNone, "")
+	want("a kubelet's own request", record.StepUse, "worker-0")
 	put("11", func(status map[string]any) { delete(status, "certificate") })
 	want("it attested again", record.StepNone, "")
 	put("12", func(status map[string]any) { status["phase"] = "Joined" })
-	want("it joined, and its certificate is not recorded as used", record.StepJoin, "worker-0")
-	if l, _ := c.latch(uid); !l.remembered().Unused {
+	want("it joined, and its certificate is not recorded as used", record.StepUse, "worker-0")
+	if l, _ := c.latch(uid); l.remembered() != (rule.Latch{Joined: true, Certificate: rule.UnusedCertificate}) {
 		t.Errorf("%+v", l)
 	}
 	put("12", func(status map[string]any) {
 		status["phase"], status["certificate"].(map[string]any)["used"] = "Joined", true
 	})
 	want("it joined", record.StepNone, "worker-0")
-	if l, _ := c.latch(uid); l.remembered() != (rule.Latch{Joined: true, Node: "worker-0"}) {
+	if l, _ := c.latch(uid); l.remembered() != (rule.Latch{Joined: true, Certificate: rule.UsedCertificate}) {
 		t.Errorf("a restore of etcd would lose %+v", l.remembered())
 	}
 	put("13", func(map[string]any) {})

@@ -125,7 +125,7 @@ type latch struct {
 	unrevoked   bool     // some of them were not revoked
 	pool        string   // for which the machine attested
 	node        string   // of its certificate
-	used        bool     // the machine was a Node with that certificate
+	used        bool     // that Node existed
 	certified   bool     // the machine requested that certificate through the verifier
 	requests    bool     // it waits for that certificate
 	mismatch    bool     // the condition RoleMismatch is true
@@ -190,14 +190,19 @@ func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 		return record.StepDelete, nil
 	}
 	l, exists := ms.latch(records.UID(m))
-	arrived := l.certified && ms.registry.HasNode(l.node)
+	node := l.node != "" && ms.registry.HasNode(l.node)
+	arrived := l.certified && node
 	if arrived {
 		m.NodeRef = cmp.Or(m.NodeRef, l.node)
 	}
-	return record.Compare(record.State{
-		Exists: exists, Joined: l.joined, Arrived: arrived, Unused: l.unused(), Quarantined: l.quarantined,
-		Restored: l.restored, Unrevoked: l.unrevoked && ms.o.Revocable,
-	}, m, ms.o.Now()), m
+	step := record.Compare(record.State{
+		Exists: exists, Joined: l.joined, Arrived: arrived, Quarantined: l.quarantined, Restored: l.restored,
+		Used: node && !l.used, Unrevoked: l.unrevoked && ms.o.Revocable,
+	}, m, ms.o.Now())
+	if step == record.StepUse {
+		m.NodeRef = l.node
+	}
+	return step, m
 }
 
 // OutOfLine returns the UIDs of all Machines and records with a next step.

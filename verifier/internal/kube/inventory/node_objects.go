@@ -39,7 +39,7 @@ func (ms *Machines) arrived(node string) {
 	var all []reconcile.Request
 	ms.mu.Lock()
 	for uid, l := range ms.latches {
-		if l.certified && !l.joined && l.node == node {
+		if l.node == node && (!l.used || l.certified && !l.joined) {
 			all = append(all, kube.Request(uid))
 		}
 	}

@@ -98,14 +98,14 @@ func (c *Inventory) machinesRead() bool {
 	return true
 }
 
-// unused reports whether the record has a certificate, but no Node of its machine.
-func (l latch) unused() bool { return l.node != "" && !l.used }
-
 // remembered returns the state that a record must not lose in a restore of etcd.
 func (l latch) remembered() rule.Latch {
-	r := rule.Latch{Quarantined: l.quarantined, Joined: l.joined, Unused: l.unused()}
-	if l.used {
-		r.Node = l.node
+	r := rule.Latch{Quarantined: l.quarantined, Joined: l.joined}
+	switch {
+	case l.used:
+		r.Certificate = rule.UsedCertificate
+	case l.node != "":
+		r.Certificate = rule.UnusedCertificate
 	}
 	if l.grant != nil {
 		r.GrantUsed, r.GrantAttestations = l.grant.until, l.grant.count

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -65,6 +66,7 @@ func TestJoin_NewKeyReplacesOneThatWasNeverApproved(t *testing.T) {
 		"its request is gone": func(s *site, name string) {
 			s.ok(s.admin.CertificatesV1().CertificateSigningRequests().Delete(s.context(), name, metav1.DeleteOptions{}))
 		},
+		"its request was denied": func(s *site, name string) { s.decide(name, certificatesv1.CertificateDenied) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
@@ -101,6 +103,21 @@ func TestAttack_T54_AKeyThatWasApprovedGivesWayToNoOther(t *testing.T) {
 	if c := s.record(m).Certificate; c == nil || c.Request != first {
 		t.Errorf("the record has %+v", c)
 	}
+}
+
+// The Node is gone, and no request with the key is approved. The record says that the Node existed.
+func TestAttack_T54_AKeyWhoseNodeExistedGivesWayToNoOther(t *testing.T) {
+	s := newSite(t)
+	m := s.machine("w-0")
+	k := s.attested(m)
+	s.recorded(m, k.ask())
+	s.ok(s.records.Update(s.Context(), m.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.CertificateUsed(rec, k.node), nil
+		}))
+	_, second := k.asksAgain()
+	s.run()
+	s.left(second, "refuse", "CSRKeyChanged")
 }
 
 // While what was watched cannot be relied on nothing is decided, and nothing denied.

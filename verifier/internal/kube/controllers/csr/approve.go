@@ -112,6 +112,9 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 	}
 	const why = "superseded: the machine sent a newer request with another key"
 	for i := range requests {
+		if approver.FromCSR(&requests[i]).Decided {
+			continue
+		}
 		if err := r.setCondition(ctx, &requests[i], certificatesv1.CertificateDenied, why, now); err != nil {
 			return err
 		}

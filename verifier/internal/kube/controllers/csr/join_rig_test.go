@@ -228,9 +228,14 @@ func TestRequestApprovedByAnotherApprover_IsTheFirst(t *testing.T) {
 // approve approves a request as another approver.
 func (s *site) approve(name string) {
 	s.Helper()
+	s.decide(name, certificatesv1.CertificateApproved)
+}
+
+func (s *site) decide(name string, how certificatesv1.RequestConditionType) {
+	s.Helper()
 	csr := s.csr(name)
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove",
+		Type: how, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove",
 		Message: "by another approver",
 	})
 	_, err := s.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(s.context(), csr.Name, csr, metav1.UpdateOptions{})

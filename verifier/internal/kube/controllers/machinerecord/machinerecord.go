@@ -62,7 +62,7 @@ type Options struct {
 // Inventory is the cached state of Machines and their records.
 type Inventory interface {
 	// Compare returns the next step for the record of a Machine, and the Machine, which is nil if it
-	// was deleted.
+	// was deleted. With StepUse, the Machine's NodeRef is the Node of its certificate.
 	Compare(uid string) (record.Step, *machine.Machine)
 	// OutOfLine returns the UIDs of all Machines and records with a next step.
 	OutOfLine() []string
@@ -172,7 +172,7 @@ func (r *Reconciler) allowed(uid string, step record.Step, m *machine.Machine) b
 	switch step {
 	case record.StepNone:
 		return false
-	case record.StepQuarantine, record.StepRevoke, record.StepJoin:
+	case record.StepQuarantine, record.StepRevoke, record.StepJoin, record.StepUse:
 		return true
 	}
 	namespace := ""
@@ -213,6 +213,10 @@ func (r *Reconciler) perform(ctx context.Context, uid string, step record.Step, 
 				return nil
 			}
 			return record.Quarantine(rec, m, false, now)
+		})
+	case record.StepUse:
+		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+			return record.CertificateUsed(rec, m.NodeRef)
 		})
 	case record.StepRestate:
 		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {

@@ -88,6 +88,7 @@ func TestReconcile_KeepsThePriorityOfItsStep(t *testing.T) {
 		{"delete", record.StepDelete, nil, nil, kube.PriorityResync, []string{"release claims", "revoke"}},
 		{"release", record.StepRelease, m, nil, kube.PriorityResync, []string{"update"}},
 		{"restate", record.StepRestate, m, nil, kube.PriorityResync, []string{"update"}},
+		{"use", record.StepUse, m, nil, kube.PriorityResync, []string{"update"}},
 		{"create", record.StepCreate, m, nil, kube.PriorityResync, []string{"create"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -136,7 +137,7 @@ func TestReconcile_BookkeepingWithoutATurnGoesBackToTheQueue(t *testing.T) {
 func TestReconcile_WaitsForWhatWasNotRead(t *testing.T) {
 	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
 	for step, wants := range map[record.Step]bool{
-		record.StepQuarantine: true, record.StepRevoke: true, record.StepJoin: true,
+		record.StepQuarantine: true, record.StepRevoke: true, record.StepJoin: true, record.StepUse: true,
 		record.StepRelease: false, record.StepRestate: false, record.StepCreate: false, record.StepDelete: false,
 	} {
 		f := &fake{step: step, machine: m, recorded: true}
