@@ -37,7 +37,7 @@ var planted = []struct {
 		"if err := sameIdentity(s.Identity, id); err != nil {",
 		"s.Identity = id\nif err := sameIdentity(s.Identity, id); err != nil {"},
 	{"a join is not latched", "had a Node", "pkg/record/compare.go",
-		"case s.Exists && !s.Joined && (is || s.Arrived):", "case false:"},
+		"case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):", "case false:"},
 	{"a served use is returned", `served \d+ configs`, "verifier/internal/redeem/redeem.go",
 		"r.unserved.remove(c.ID, before)", "for _, id := range taken {\nr.markUnserved(ctx, c, id)\n}"},
 	{"an older record does not show a restore of etcd", `served \d+ configs|had a Node|quarantined`,
