@@ -374,6 +374,7 @@ func (l *life) joins(name string, m *machine, r *rand.Rand) {
 		l.impostor(l.tokenOf(name), r)
 	}
 	time.Sleep(latched)
+	l.used(name)
 	switch n := r.IntN(4); {
 	case n < 2:
 		l.replace(name, m, r)
@@ -392,6 +393,24 @@ func (l *life) node(name string) error {
 	}
 	_, err := l.status(name, fields{"phase": "Running", "nodeRef": fields{"kind": "Node", "name": name}})
 	return err
+}
+
+// used checks that the record of a machine with a Node says that its certificate was used.
+func (l *life) used(name string) {
+	o, node := l.server.get(named("machines"), machines, name), l.server.get(named("nodes"), "", name)
+	if o == nil || node == nil { // a restore of etcd lost it
+		return
+	}
+	rec := l.server.get(named("machineattestations"), machines, text(o.meta(), "uid"))
+	if rec == nil {
+		return
+	}
+	a, err := decodeRecord(rec)
+	l.ledger.mu.Lock()
+	defer l.ledger.mu.Unlock()
+	if c := a.Status.Certificate; err != nil || c != nil && !c.Used && time.Since(l.ledger.restored) > latched {
+		l.ledger.violated("the record of %s does not say that its Node existed", name)
+	}
 }
 
 // decide sets a field of the spec of a record, as an administrator does.

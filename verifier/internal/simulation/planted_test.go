@@ -38,6 +38,7 @@ var planted = []struct {
 		"s.Identity = id\nif err := sameIdentity(s.Identity, id); err != nil {"},
 	{"a join is not latched", "had a Node", "pkg/record/compare.go",
 		"case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):", "case false:"},
+	{"a certificate is not recorded as used", "its Node existed", "pkg/record/compare.go", "case s.Used:", "case false:"},
 	{"a served use is returned", `served \d+ configs`, "verifier/internal/redeem/redeem.go",
 		"r.unserved.remove(c.ID, before)", "for _, id := range taken {\nr.markUnserved(ctx, c, id)\n}"},
 	{"an older record does not show a restore of etcd", `served \d+ configs|had a Node|quarantined`,
