@@ -108,8 +108,8 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 		}
 	}
 	if s.LastAttested != nil && a.TokenID != "" {
-		// A negative interval means that another replica's clock is ahead; it is ignored.
-		if ago := now.Sub(s.LastAttested.Time); ago >= 0 && ago < minInterval {
+		// The clock of another replica may be ahead. Then only a short time counts, and the machine waits no longer.
+		if ago := now.Sub(s.LastAttested.Time); ago.Abs() < minInterval {
 			return nil, reason.Deny(reason.RateLimited, "attested %v ago", ago.Round(time.Millisecond))
 		}
 	}

@@ -303,7 +303,7 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	}
 	err = s.write(ctx, v, current.Alive,
 		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			return record.Attest(rec, a, c.start)
+			return record.Attest(rec, a, s.Now()) // the call may have waited for another one
 		})
 	if err != nil {
 		return nil, s.afterVerdict(ctx, c, v, err)
