@@ -71,13 +71,8 @@ func (l *ledger) committed(c change) {
 	}
 }
 
-const (
-	// busy is more writes of one object in a minute than any has a reason for.
-	busy = 40
-	// busyPolicy is that for an AttestationPolicy. After a change of the Lease by hand, two replicas lead until one of
-	// them cannot renew it. They write its status by turns if only one of them noticed a restore of etcd.
-	busyPolicy = 300
-)
+// busy is more writes of one object in a minute than any has a reason for.
+const busy = 40
 
 // write checks that no processes write an object again and again without a pause.
 func (l *ledger) write(c change) {
@@ -85,13 +80,9 @@ func (l *ledger) write(c change) {
 		l.minute = now
 		clear(l.writes)
 	}
-	most := busy
-	if c.last().kind.resource == "attestationpolicies" {
-		most = busyPolicy
-	}
 	key := c.last().key()
-	if l.writes[key]++; l.writes[key] == most {
-		l.violated("%s is written %d times in a minute, at last by %s", key, most, c.by)
+	if l.writes[key]++; l.writes[key] == busy {
+		l.violated("%s is written %d times in a minute, at last by %s", key, busy, c.by)
 	}
 }
 

@@ -220,10 +220,15 @@ func machineRef(m *machine.Machine) v1alpha1.MachineReference {
 }
 
 // EnsureRecord creates the empty record of a Machine that has not joined, to save the attestation a
-// write. If the record exists, it does nothing.
+// write. If the record exists, it does nothing. It first asks the API for the Machine, as
+// [Records.Delete] does. Without that, a replica that does not know of a deletion would create each
+// record that another one deletes.
 func (r *Records) EnsureRecord(ctx context.Context, m *machine.Machine) error {
 	if m.StandIn {
 		return nil
+	}
+	if gone, err := r.machineDeleted(ctx, machineRef(m), m.UID); err != nil || gone {
+		return err
 	}
 	if _, err := r.create(ctx, placeOf(m)); err != nil && !errors.Is(err, errConflict) {
 		return err

@@ -121,6 +121,19 @@ func TestDelete_FailsWhileTheMachineExists(t *testing.T) {
 	denied(t, attest(r, m, id, "token2", s.now()), reason.MachineNotFound)
 }
 
+// A replica that does not know yet that a Machine was deleted does not create the record that another one deleted.
+func TestEnsureRecord_CreatesNothingForADeletedMachine(t *testing.T) {
+	s := newSite(t)
+	r, m := s.replica(), s.machine("worker-0")
+	s.remove(m)
+	if err := r.EnsureRecord(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if rec := s.record(r, m.UID); rec != nil {
+		t.Errorf("there is a record: %+v", rec)
+	}
+}
+
 func TestRecord_IsDeletedWithItsMachineWithoutTheVerifier(t *testing.T) {
 	t.Parallel() // the controller looks for new kinds of objects every half minute
 	s := newSite(t, cluster.Start(t, cluster.Controllers("garbage-collector-controller")))
@@ -188,7 +201,7 @@ func TestUpdate_AttestationIsAtMostTwoWrites(t *testing.T) {
 	if err := r.EnsureRecord(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
-	check("making the record in advance", 1, 0, "create machineattestations")
+	check("making the record in advance", 1, 1, "get machines", "create machineattestations")
 	s.attested(r, m, id, "token1", now)
 	check("the first attestation", 2, 1, "get machineattestations", "create identityclaims",
 		"patch machineattestations/status")

@@ -142,10 +142,8 @@ func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.C
 		uid, ok = r.o.Machines.ByCredential(req.CredentialID)
 	}
 	if !ok {
-		if r.o.Now().Sub(csr.CreationTimestamp.Time) < young {
-			return r.again(csr.CreationTimestamp.Time), nil
-		}
-		return reconcile.Result{}, nil
+		r.unknown.Store(csr.Name, req.CredentialID)
+		return r.untilKnown(csr.CreationTimestamp.Time), nil
 	}
 	err := r.o.Records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		c := v1alpha1.CertificateStatus{Node: req.Node(), PublicKeySHA256: req.PublicKeySHA256, Request: csr.Name,

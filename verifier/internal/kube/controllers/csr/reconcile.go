@@ -33,6 +33,7 @@ type reconciler struct {
 
 	busy     sync.Map // machines and names of Nodes with a decision in progress
 	reported sync.Map // the last outcome in the audit log, by request
+	unknown  sync.Map // the credential of each request whose machine is unknown, by request
 }
 
 // Reconcile evaluates one request.
@@ -41,6 +42,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.client.Get(ctx, req.NamespacedName, csr); err != nil {
 		if kerrors.IsNotFound(err) {
 			r.reported.Delete(req.Name)
+			r.unknown.Delete(req.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -86,6 +88,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	// request of the machine may have been evaluated at the same time.
 	if r.owner(csr) != owner || d.RecordUID != "" && ofMachine(d.RecordUID) != owner {
 		return reconcile.Result{RequeueAfter: busyPause}, nil
+	}
+	if owner == "" && d.CredentialID != "" {
+		r.unknown.Store(csr.Name, d.CredentialID)
 	}
 	result, err := r.apply(ctx, csr, d, now)
 	r.metrics.duration.WithLabelValues(label(d.Kind)).Observe(time.Since(began).Seconds())
@@ -147,13 +152,8 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 		if !r.recordRefusal(ctx, d, now) {
 			result = r.again(created)
 		}
-		// A credential is on its record before a machine receives it. But the inventory may not have
-		// the record yet, or may miss it for a moment.
 		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
-			result.RequeueAfter = oldPause
-			if now.Sub(created) < young {
-				result = r.again(created)
-			}
+			result = r.untilKnown(created)
 		}
 		if d.Attested { // the machine waits
 			result = r.again(created)
@@ -164,6 +164,17 @@ func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateS
 	}
 	r.report(ctx, csr, d)
 	return result, err
+}
+
+// untilKnown returns when a request is evaluated again whose credential is on no record. A credential is on its record
+// before a machine receives it. But the inventory may not have the record yet, or may miss it for a moment. So a young
+// request is evaluated soon. The clock of the API server may differ, so scan triggers any other one when its machine is
+// known.
+func (r *reconciler) untilKnown(created time.Time) reconcile.Result {
+	if r.o.Now().Sub(created) < young {
+		return r.again(created)
+	}
+	return reconcile.Result{RequeueAfter: oldPause}
 }
 
 // notApproved changes the decision d after its approval failed with err: to Retry, or

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -131,6 +132,42 @@ func TestDecisionWithoutTheMachinesLock_IsRepeated(t *testing.T) {
 	}
 	if decide("csr-1"); log.Len() == 0 {
 		t.Error("it was not decided then")
+	}
+}
+
+// absent is an inventory that misses the record of a credential for a moment.
+type absent struct {
+	late
+	known bool
+}
+
+func (a *absent) ByCredential(string) (uid string, ok bool) { return "uid", a.known }
+
+// The clocks of the API server and of the controller may differ, so a request may seem old.
+func TestScan_TriggersADecisionWhenTheMachineIsKnown(t *testing.T) {
+	request := asks("csr-1", "JTI=1", approvertest.Client(t, "w-0", approvertest.NewKey(t)).Spec.Request)
+	request.CreationTimestamp.Time = time.Now().Add(-4 * time.Minute)
+	byOther := asks("csr-2", "JTI=1", approvertest.Client(t, "w-0", approvertest.NewKey(t)).Spec.Request)
+	byOther.CreationTimestamp = request.CreationTimestamp
+	byOther.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{
+		{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved"}}
+	known := new(absent)
+	r := overAPI(t, known, slog.New(slog.NewTextHandler(t.Output(), nil)), request, byOther)
+	r.wake = make(chan event.GenericEvent, 3)
+	for _, name := range []string{"csr-1", "csr-2"} {
+		result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
+		if err != nil || result.RequeueAfter != oldPause {
+			t.Errorf("%s: %+v, %v", name, result, err)
+		}
+	}
+	for _, want := range []int{0, 2, 0} {
+		if r.wakeKnown(t.Context()); len(r.wake) != want {
+			t.Errorf("%d decisions are triggered, want %d", len(r.wake), want)
+		}
+		for range len(r.wake) {
+			<-r.wake
+		}
+		known.known = true
 	}
 }
 

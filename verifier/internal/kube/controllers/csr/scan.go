@@ -12,6 +12,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -42,7 +43,8 @@ const cacheTimeout = time.Second
 
 // scan checks the number of pending requests, the switch for client certificates and the stock
 // approver. wasOff is the result of the scan before: whether the switch disables client
-// certificates. If that has ended, scan triggers a decision of every waiting request.
+// certificates. If that has ended, scan triggers a decision of every waiting request. It also triggers one of
+// each request whose machine was unknown and now is known.
 func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	var crowd, unread, stock string
 	machines, nodes := r.o.Machines.Counts()
@@ -66,6 +68,7 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	if wasOff && !off {
 		r.wakeAll(call)
 	}
+	r.wakeKnown(call)
 	name := ""
 	if r.rules.Attestation {
 		name, err = r.reader.StockApprover(call)
@@ -94,11 +97,32 @@ func (r *reconciler) wakeAll(ctx context.Context) {
 		r.o.Log.Debug("waiting certificate signing requests cannot be listed", "error", err)
 	}
 	for i := range all {
-		select {
-		case r.wake <- event.GenericEvent{Object: all[i]}:
-		case <-ctx.Done():
+		if !r.wakeOne(ctx, all[i]) {
 			return
 		}
+	}
+}
+
+// wakeKnown requests a decision of each request whose machine became known since it was evaluated.
+func (r *reconciler) wakeKnown(ctx context.Context) {
+	r.unknown.Range(func(key, value any) bool {
+		name, _ := key.(string)
+		credential, _ := value.(string)
+		if _, ok := r.o.Machines.ByCredential(credential); !ok {
+			return true
+		}
+		r.unknown.Delete(name)
+		return r.wakeOne(ctx, &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	})
+}
+
+// wakeOne requests a decision of a request. It returns false if ctx ended.
+func (r *reconciler) wakeOne(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) bool {
+	select {
+	case r.wake <- event.GenericEvent{Object: csr}:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -16,16 +16,19 @@
 //	events, in the namespace default                                create
 //
 // If it runs twice, the writes conflict, and the later one is dropped. The first write is a change,
-// which requests another reconciliation. If it runs late, the condition is outdated. No decision
-// depends on it.
+// which requests another reconciliation. Two replicas that disagree replace each other's condition, so
+// the writes to one policy have pauses. If it runs late, the condition is outdated. No decision depends
+// on it.
 package policystatus
 
 import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,10 +86,19 @@ type Reconciler struct {
 	o      Options
 	reader client.Reader // live
 	writer client.StatusClient
+
+	mu     sync.Mutex
+	writes map[string]*rate.Limiter // by the name of the policy
 }
 
+// One policy has this many writes without a pause, and then one in each interval.
+const (
+	withoutPause  = 8
+	writeInterval = 15 * time.Second
+)
+
 // New returns a Reconciler.
-func New(o Options) *Reconciler { return &Reconciler{o: o} }
+func New(o Options) *Reconciler { return &Reconciler{o: o, writes: map[string]*rate.Limiter{}} }
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
@@ -104,7 +116,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	}
 	switch resource {
 	case policies:
-		return reconcile.Result{}, r.policy(ctx, name.Name)
+		return r.policy(ctx, name.Name)
 	case attestations:
 		return reconcile.Result{}, r.attestation(ctx, name, fault, bad)
 	}
@@ -114,25 +126,31 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 // policy maintains the condition of an AttestationPolicy. It writes with the resourceVersion that the
 // inventory has. So it needs no read, and never reports on a newer version what applies to an older
 // one.
-func (r *Reconciler) policy(ctx context.Context, name string) error {
+func (r *Reconciler) policy(ctx context.Context, name string) (result reconcile.Result, err error) {
 	p, ok := r.o.Inventory.Policy(name)
 	if !ok {
-		return nil
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.writes, name)
+		return result, nil
 	}
 	want := accepted(p, r.o.Held())
 	o := p.Object.DeepCopy()
 	before := meta.FindStatusCondition(p.Object.Status.Conditions, want.Type)
 	if !r.set(&o.Status.Conditions, want) && o.Status.ObservedGeneration == o.Generation {
-		return nil
+		return result, nil
+	}
+	if result.RequeueAfter = r.pause(name); result.RequeueAfter > 0 {
+		return result, nil
 	}
 	o.Status.ObservedGeneration = o.Generation
 	if err := r.o.Limit.Wait(ctx); err != nil {
-		return err
+		return result, fmt.Errorf("wait to write the status of policy %s: %w", name, err)
 	}
 	if err := r.writer.Status().Update(ctx, o); overtaken(err) {
-		return nil
+		return result, nil
 	} else if err != nil {
-		return fmt.Errorf("write the status of policy %s: %w", name, err)
+		return result, fmt.Errorf("write the status of policy %s: %w", name, err)
 	}
 	// Reconcile already reported a policy that cannot be used.
 	if (want.Reason == reasonClash || want.Reason == reasonNoPool) && (before == nil || before.Reason != want.Reason) {
@@ -142,7 +160,22 @@ func (r *Reconciler) policy(ctx context.Context, name string) error {
 			Warning: true, Reason: want.Reason, Message: want.Message,
 		})
 	}
-	return nil
+	return result, nil
+}
+
+// pause returns how long the next write to a policy has to wait. If it is zero, the write is counted.
+func (r *Reconciler) pause(name string) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.writes[name] == nil {
+		r.writes[name] = rate.NewLimiter(rate.Every(writeInterval), withoutPause)
+	}
+	turn := r.writes[name].Reserve()
+	pause := turn.Delay()
+	if pause > 0 {
+		turn.Cancel() // a later reconciliation writes what is right then
+	}
+	return pause
 }
 
 // accepted returns the condition that a policy should have.

@@ -114,6 +114,28 @@ func (r *rig) seen(name string, change func(*inventory.Policy)) {
 	r.policies[name] = p
 }
 
+// After a restore of etcd two replicas may lead for a moment, and only one of them may have noticed it.
+func TestReconcile_TheWritesOfReplicasThatDisagreeHavePauses(t *testing.T) {
+	r := newRig(t, &v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}})
+	request := policyKind.Request(types.NamespacedName{Name: "p"})
+	var result reconcile.Result
+	for range 5*withoutPause + 1 {
+		r.held = !r.held
+		r.seen("p", nil)
+		var err error
+		if result, err = r.Reconcile(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.writes != withoutPause || result.RequeueAfter <= 0 || result.RequeueAfter > writeInterval {
+		t.Errorf("%d writes, then %+v", r.writes, result)
+	}
+	delete(r.policies, "p")
+	if r.do(request); len(r.Reconciler.writes) > 0 {
+		t.Error("a policy that was deleted is still counted")
+	}
+}
+
 func TestReconcile_Policy(t *testing.T) {
 	object := &v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}
 	r := newRig(t, object)
@@ -171,6 +193,7 @@ func TestReconcile_Policy(t *testing.T) {
 	if c := meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionAccepted); c.Reason != "Accepted" {
 		t.Errorf("a condition about an older version: %+v", c)
 	}
+	clear(r.Reconciler.writes)
 	r.refuse = errors.New("away")
 	if _, err := r.Reconcile(t.Context(), request); err == nil {
 		t.Error("a failed write is no error")
