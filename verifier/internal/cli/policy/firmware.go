@@ -31,7 +31,7 @@ and the set has the bank of the quote.
 --log reads an event log from /sys/kernel/security/tpm0/binary_bios_measurements. No
 quote confirms it, so it must come from a machine that you trust. The set has each bank
 of the log.`,
-		Example: `  mcs-attest-verifier refvals firmware --evidence state/evidence/3f2a9c01d4e5b6a7.json \
+		Example: `  mcs-attest-verifier refvals firmware --evidence state/evidence/20261122T101500.000Z-3f2a9c01d4e5b6a7.json \
     --name r750-bios-2.3.5 > reference-values/r750-bios-2.3.5.yaml`,
 		Args: cobra.NoArgs,
 	}
