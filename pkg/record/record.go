@@ -110,7 +110,7 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	if s.LastAttested != nil && a.TokenID != "" {
 		// The clock of another replica may be ahead. Then only a short time counts, and the machine waits no longer.
 		if ago := now.Sub(s.LastAttested.Time); ago.Abs() < minInterval {
-			return nil, reason.Deny(reason.RateLimited, "attested %v ago", ago.Round(time.Millisecond))
+			return nil, reason.Deny(reason.RateLimited, "the last attestation was less than %v ago", minInterval)
 		}
 	}
 	s.Phase = v1alpha1.PhaseAttested

@@ -28,7 +28,7 @@ func joined(t testing.TB, parts ...any) []byte {
 	return b.Bytes()
 }
 
-// eccPublic returns the TPMT_PUBLIC of an ECDSA key on P-256. The fields are numbers, or bytes with their size.
+// eccPublic is the TPMT_PUBLIC of an ECDSA key on P-256.
 type eccPublic struct {
 	typ, nameAlg, symmetric, scheme, hash, curve, kdf uint16
 	x, y                                              []byte
