@@ -8,9 +8,14 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/big"
 	"strings"
 	"testing"
@@ -70,11 +75,12 @@ func (p rsaKey) bytes(t testing.TB) []byte {
 		p.mode, p.scheme, p.bits, p.exponent, sized(p.modulus))
 }
 
-func quoted(t testing.TB) []byte {
+// quoted is a TPMS_ATTEST that selects the same bank so many times.
+func quoted(t testing.TB, banks int) []byte {
 	t.Helper()
+	selection := joined(t, uint16(BankSHA256), sized([]byte{1, 0, 0})[1:])
 	return joined(t, uint32(generated), uint16(attestQuote), sized([]byte("signer")), sized([]byte("extra")), uint64(1),
-		uint32(2), uint32(3), uint8(1), uint64(4), uint32(1), uint16(BankSHA256), sized([]byte{1, 0, 0})[1:],
-		sized(make([]byte, 32)))
+		uint32(2), uint32(3), uint8(1), uint64(4), uint32(banks), bytes.Repeat(selection, banks), sized(make([]byte, 32)))
 }
 
 func TestParse_EveryPrefixEndsTooEarly(t *testing.T) {
@@ -87,7 +93,7 @@ func TestParse_EveryPrefixEndsTooEarly(t *testing.T) {
 	}{
 		"ECC key":         {public, newECCPublic(t).bytes(t)},
 		"RSA key":         {public, newRSAKey().bytes(t)},
-		"quote":           {attestation, quoted(t)},
+		"quote":           {attestation, quoted(t, 1)},
 		"ECDSA signature": {signature, joined(t, uint16(algECDSA), uint16(algSHA256), sized([]byte{1}), sized([]byte{2}))},
 		"RSA signature":   {signature, joined(t, uint16(algRSAPSS), uint16(algSHA256), sized([]byte{1, 2}))},
 	} {
@@ -102,6 +108,74 @@ func TestParse_EveryPrefixEndsTooEarly(t *testing.T) {
 		if err := c.parse(append(bytes.Clone(c.valid), 0)); !errors.Is(err, errTrailing) {
 			t.Errorf("%s with one byte more: %v", name, err)
 		}
+	}
+}
+
+// The end is reported before a field that is not accepted: such a field may be there only because a
+// part was lost.
+func TestParse_ReportsAnEarlyEndBeforeABadField(t *testing.T) {
+	hash := newECCPublic(t)
+	hash.typ = 8
+	for name, c := range map[string]struct {
+		parse func([]byte) error
+		raw   []byte
+	}{
+		"a public area of zeros before its policy ends": {func(b []byte) error { _, err := parsePublic(b); return err },
+			make([]byte, 9)},
+		"another type of object before its scheme ends": {func(b []byte) error { _, err := parsePublic(b); return err },
+			hash.bytes(t)[:15]},
+		"a signature of zeros before its hash ends": {func(b []byte) error { _, err := parseSignature(b); return err },
+			make([]byte, 3)},
+	} {
+		for n := range len(c.raw) + 1 {
+			if err := c.parse(c.raw[:n]); !errors.Is(err, errShort) {
+				t.Errorf("%s, %d bytes: %v", name, n, err)
+			}
+		}
+	}
+}
+
+// What follows a size that is too large must not be read as the next field.
+func TestParse_RejectsASizeBeyondTheEnd(t *testing.T) {
+	key := newECCPublic(t)
+	for name, c := range map[string]struct {
+		parse           func([]byte) error
+		valid           []byte
+		field, tooLarge []byte
+	}{
+		"the qualified signer": {func(b []byte) error { _, err := parseAttestation(b); return err }, quoted(t, 1),
+			sized([]byte("signer")), []byte{0xFF, 0xFF}},
+		"the extra data": {func(b []byte) error { _, err := parseAttestation(b); return err }, quoted(t, 1),
+			sized([]byte("extra")), []byte{0xFF, 0xFF}},
+		"the selected PCRs": {func(b []byte) error { _, err := parseAttestation(b); return err }, quoted(t, 1),
+			[]byte{0, algSHA256, 3, 1, 0, 0}, []byte{0, algSHA256, 0xFF}},
+		"a coordinate": {func(b []byte) error { _, err := parsePublic(b); return err }, key.bytes(t),
+			sized(key.x), []byte{0xFF, 0xFF}},
+		"a number of a signature": {func(b []byte) error { _, err := parseSignature(b); return err },
+			joined(t, uint16(algECDSA), uint16(algSHA256), sized([]byte{1}), sized([]byte{2})),
+			sized([]byte{1}), []byte{0xFF, 0xFF}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if n := bytes.Count(c.valid, c.field); n != 1 {
+				t.Fatalf("the field is there %d times", n)
+			}
+			if err := c.parse(c.valid); err != nil {
+				t.Fatalf("the valid case: %v", err)
+			}
+			if err := c.parse(bytes.Replace(c.valid, c.field, c.tooLarge, 1)); !errors.Is(err, errShort) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestParseAttestation_AcceptsAtMost16Banks(t *testing.T) {
+	if a, err := parseAttestation(quoted(t, 16)); err != nil || len(a.selections) != 16 {
+		t.Errorf("16 banks: %+v, %v", a, err)
+	}
+	_, err := parseAttestation(quoted(t, 17))
+	if err == nil || !strings.Contains(err.Error(), "selections of 17 banks; at most 16") {
+		t.Errorf("17 banks: %v", err)
 	}
 }
 
@@ -199,6 +273,62 @@ func TestDERSignature(t *testing.T) {
 		if got, err := derSignature(c[0], c[1], 4); err == nil || got != nil {
 			t.Errorf("%x: %x", c, got)
 		}
+	}
+}
+
+// The AK's own scheme decides, although the key could sign under each of them.
+func TestVerify_AcceptsOnlyTheSchemeOfTheAK(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := []byte("quote")
+	digest := sha256.Sum256(message)
+	ssa, err := rsa.SignPKCS1v15(nil, key, crypto.SHA256, digest[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	pss, err := rsa.SignPSS(rand.Reader, key, crypto.SHA256, digest[:], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, own := range []uint16{algRSASSA, algRSAPSS} {
+		ak := &AK{public: public{scheme: own, schemeHash: algSHA256, key: &key.PublicKey}}
+		for scheme, sig := range map[uint16][]byte{algRSASSA: ssa, algRSAPSS: pss} {
+			err := ak.verify(message, &signature{scheme: scheme, hash: algSHA256, rsa: sig})
+			want := fmt.Sprintf("scheme 0x%04x with hash 0x000b; the AK's are 0x%04x and 0x000b", scheme, own)
+			if scheme == own && err != nil || scheme != own && (err == nil || err.Error() != want) {
+				t.Errorf("AK with 0x%04x, signature with 0x%04x: %v", own, scheme, err)
+			}
+		}
+	}
+}
+
+func TestVerify_NamesNumbersOfTheWrongSize(t *testing.T) {
+	ak, err := ParseAK(newECCPublic(t).bytes(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int]string{32: "the signature is not the AK's", 33: "ECDSA numbers of the wrong size"} {
+		one := append(make([]byte, n-1), 1)
+		err := ak.verify([]byte("quote"), &signature{scheme: algECDSA, hash: algSHA256, r: one, s: one})
+		if err == nil || err.Error() != want {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}
+
+func TestDeviations_CorrectACopyOfTheCertificate(t *testing.T) {
+	cert := x509.Certificate{Extensions: []pkix.Extension{{Id: oidBasicConstraints, Value: []byte{0x30, 0}}}}
+	corrected := cert
+	if !deviations[0].correct(&corrected) || !corrected.Extensions[0].Critical {
+		t.Error("basicConstraints that are not critical do not count as a deviation")
+	}
+	if cert.Extensions[0].Critical {
+		t.Error("the certificate itself was changed")
+	}
+	if again := corrected; deviations[0].correct(&again) {
+		t.Error("the corrected form counts as a deviation")
 	}
 }
 
