@@ -136,6 +136,9 @@ func TestGCEInstanceExtension(t *testing.T) {
 		{"a name in capitals", func(g *gceName) { g.name = "Worker-0" }, reason.EKCertificateInvalid},
 		{"a name that is not UTF-8", func(g *gceName) { g.name = "worker\xff" }, reason.EKCertificateInvalid},
 		{"a name with a line break", func(g *gceName) { g.name = "worker-0\n" }, reason.EKCertificateInvalid},
+		{"a name of 100 letters", func(g *gceName) { g.name = strings.Repeat("a", 100) }, 0},
+		{"names with the last letter and the last digit", func(g *gceName) { g.zone, g.project, g.name = "z9", "z9", "9z" },
+			0},
 		{"a name of 101 letters", func(g *gceName) { g.name = strings.Repeat("a", 101) }, reason.EKCertificateInvalid},
 		{"a project that begins with a dot", func(g *gceName) { g.project = ".project" }, reason.EKCertificateInvalid},
 		{"instance number 0", func(g *gceName) { g.id = 0 }, reason.EKCertificateInvalid},
@@ -154,25 +157,33 @@ func TestGCEInstanceExtension(t *testing.T) {
 			}
 		})
 	}
-	// Each of its five parts is required, and in this order.
-	parts := []func(*cryptobyte.Builder){}
-	for _, s := range []string{"europe-west3-b", "", "project-1", "", "worker-0"} {
-		parts = append(parts, func(b *cryptobyte.Builder) {
-			if s == "" {
-				b.AddASN1Int64(7)
-				return
+	// Each of its five parts is required, in this order and with its own type.
+	encoded := func(text, number der.Tag) (parts []func(*cryptobyte.Builder)) {
+		for _, s := range []string{"europe-west3-b", "\x07", "project-1", "\x07", "worker-0"} {
+			tag := text
+			if s == "\x07" {
+				tag = number
 			}
-			b.AddASN1(der.UTF8String, func(b *cryptobyte.Builder) { b.AddBytes([]byte(s)) })
-		})
+			parts = append(parts, func(b *cryptobyte.Builder) {
+				b.AddASN1(tag, func(b *cryptobyte.Builder) { b.AddBytes([]byte(s)) })
+			})
+		}
+		return parts
 	}
-	for omitted := range parts {
-		var b cryptobyte.Builder
-		list(slices.Delete(slices.Clone(parts), omitted, omitted+1)...)(&b)
-		_, err := p.endorse(t, p.issue(t, func(cert *x509.Certificate) {
-			cert.ExtraExtensions[0].Value = b.BytesOrPanic()
-		}))
-		if err == nil || !strings.Contains(err.Error(), "instance number or name is missing") {
-			t.Errorf("without part %d: %v", omitted+1, err)
+	parts, others := encoded(der.UTF8String, der.INTEGER), encoded(der.PrintableString, der.ENUM)
+	for i := range parts {
+		for what, changed := range map[string][]func(*cryptobyte.Builder){
+			"without":              slices.Delete(slices.Clone(parts), i, i+1),
+			"with another type of": slices.Replace(slices.Clone(parts), i, i+1, others[i]),
+		} {
+			var b cryptobyte.Builder
+			list(changed...)(&b)
+			_, err := p.endorse(t, p.issue(t, func(cert *x509.Certificate) {
+				cert.ExtraExtensions[0].Value = b.BytesOrPanic()
+			}))
+			if err == nil || !strings.Contains(err.Error(), "instance number or name is missing") {
+				t.Errorf("%s part %d: %v", what, i+1, err)
+			}
 		}
 	}
 	_, err := p.endorse(t, p.issue(t, func(cert *x509.Certificate) { cert.ExtraExtensions[0].Value = []byte{5, 0} }))

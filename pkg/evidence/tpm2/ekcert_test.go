@@ -4,7 +4,9 @@ package tpm2_test
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
@@ -16,6 +18,7 @@ import (
 	"math/big"
 	"strings"
 	"testing"
+	"time"
 
 	tpm "github.com/google/go-tpm/tpm2"
 
@@ -117,12 +120,15 @@ func TestAttack_T34_ExpiredCertificates(t *testing.T) {
 		_, err := p.verify(p.issue(t, func(c *x509.Certificate) { c.NotBefore = today.AddDate(0, 0, 1) }))
 		denied(t, err, reason.EKCertificateInvalid)
 	})
-	t.Run("an EK certificate of a minute ahead is accepted", func(t *testing.T) {
-		if _, err := p.verify(p.issue(t, func(c *x509.Certificate) {
-			c.NotBefore = today.Add(tpm2.ClockLeeway / 5)
-		})); err != nil {
+	t.Run("an EK certificate of five minutes ahead is accepted, one of a second more is not", func(t *testing.T) {
+		ahead := func(d time.Duration) error {
+			_, err := p.verify(p.issue(t, func(c *x509.Certificate) { c.NotBefore = today.Add(d) }))
+			return err
+		}
+		if err := ahead(5 * time.Minute); err != nil {
 			t.Error(err)
 		}
+		denied(t, ahead(5*time.Minute+time.Second), reason.EKCertificateInvalid)
 	})
 }
 
@@ -202,24 +208,49 @@ func TestAttack_T16_ChainsThatCostTooMuch(t *testing.T) {
 		}))
 		denied(t, err, reason.EKCertificateInvalid)
 	})
-	for name, bits := range map[string]uint{"RSA-16384 intermediate": 16384, "RSA-1024 intermediate": 1024} {
-		t.Run(name, func(t *testing.T) {
-			n := new(big.Int).Lsh(big.NewInt(1), bits-1)
-			key := &rsa.PublicKey{N: n.Add(n, big.NewInt(1)), E: 65537}
-			heavy := authorityWithKey(t, "intermediate", nil, key, p.root, nil)
-			_, err := p.verify([][]byte{chain[0], heavy.cert.Raw})
+	for size, want := range map[int]string{8192: "certificate 2: x509: ",
+		8193: "certificate 2 of 8193 bytes; at most 8192"} {
+		_, err := p.verify([][]byte{chain[0], make([]byte, size)})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofBits := func(bits uint) crypto.PublicKey {
+		n := new(big.Int).Lsh(big.NewInt(1), bits-1)
+		return &rsa.PublicKey{N: n.Add(n, big.NewInt(1)), E: 65537}
+	}
+	for name, c := range map[string]struct {
+		key  crypto.PublicKey
+		want string // "": it is accepted
+	}{
+		"RSA-1024":  {ofBits(1024), "certificate 3: RSA key of 1024 bits; 2048 to 4096 are accepted"},
+		"RSA-2047":  {ofBits(2047), "certificate 3: RSA key of 2047 bits; 2048 to 4096 are accepted"},
+		"RSA-2048":  {ofBits(2048), ""},
+		"RSA-4096":  {ofBits(4096), ""},
+		"RSA-4097":  {ofBits(4097), "certificate 3: RSA key of 4097 bits; 2048 to 4096 are accepted"},
+		"RSA-16384": {ofBits(16384), "certificate 3: RSA key of 16384 bits; 2048 to 4096 are accepted"},
+		"P-224":     {p224.Public(), "certificate 3: key on P-224 is not accepted"},
+		"Ed25519":   {make(ed25519.PublicKey, ed25519.PublicKeySize), "certificate 3: key of type ed25519.PublicKey"},
+	} {
+		t.Run("an intermediate with "+name, func(t *testing.T) {
+			third := authorityWithKey(t, "intermediate", nil, c.key, p.root, nil)
+			_, err := p.verify(append(bytesOf(chain), third.cert.Raw))
+			if c.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
 			denied(t, err, reason.EKCertificateInvalid)
+			if err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v does not contain %q", err, c.want)
+			}
 		})
 	}
-	t.Run("P-224 intermediate", func(t *testing.T) {
-		key, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		weak := authorityWithKey(t, "intermediate", key, key.Public(), p.root, nil)
-		_, err = p.verify([][]byte{chain[0], weak.cert.Raw})
-		denied(t, err, reason.EKCertificateInvalid)
-	})
 	t.Run("intermediates that all have one name are bounded work", func(t *testing.T) {
 		var cross [][]byte
 		for range tpm2.MaxChain - 1 {
