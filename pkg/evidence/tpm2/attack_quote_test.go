@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	tpm "github.com/google/go-tpm/tpm2"
@@ -288,6 +289,9 @@ func TestAttack_T30_SHA1Bank(t *testing.T) {
 	weak := d.converse(ek, ak, tpm.TPMAlgSHA1, []int{0, 11}, "sha1")
 	_, err := weak.verify()
 	denied(t, err, reason.PCRSelection)
+	if err != nil && !strings.Contains(err.Error(), "bank sha1 is not accepted") {
+		t.Error(err)
+	}
 
 	t.Run("offered when SHA-256 was requested", func(t *testing.T) {
 		weak.challenge.Bank = tpm2.BankSHA256
@@ -367,6 +371,14 @@ func TestMalformedChallengesAreNotDenials(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a secret of 16 bytes is long enough", func(t *testing.T) {
+		c := f.forgery(t, nil)
+		k := bytes.Repeat([]byte{1}, 16)
+		c.challenge.Secret, c.evidence.Activation = secret.New(k), transcript.Activation(k, c.challenge.Transcript)
+		if _, err := c.verify(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func bytesOf(in [][]byte) [][]byte { return append([][]byte(nil), in...) }

@@ -5,7 +5,10 @@ package tpm2_test
 import (
 	"bytes"
 	"crypto/rand"
+	"io"
+	"strings"
 	"testing"
+	"testing/iotest"
 
 	tpm "github.com/google/go-tpm/tpm2"
 
@@ -112,10 +115,39 @@ func TestMakeCredential_RejectsSecretsOfTheWrongSize(t *testing.T) {
 	}
 }
 
+func TestMakeCredential_RejectsTheZeroEK(t *testing.T) {
+	_, _, err := tpm2.MakeCredential(nil, &tpm2.EK{}, []byte("name"), make([]byte, 32))
+	if err == nil || !strings.Contains(err.Error(), "hash algorithm 0x0000 is not accepted") {
+		t.Error(err)
+	}
+}
+
 // If the random source fails, there must be no credential with a known seed.
 func TestCredentialsNeedRandomness(t *testing.T) {
-	if _, _, err := tpm2.MakeCredential(bytes.NewReader(nil), mustEK(t, capture(t, "ek-rsa2048.pub")), []byte("name"),
-		make([]byte, 32)); err == nil {
-		t.Error("created without randomness")
+	ek := mustEK(t, capture(t, "ek-rsa2048.pub"))
+	for name, source := range map[string]io.Reader{
+		"no bytes":                             bytes.NewReader(nil),
+		"bytes for the seed, not for OAEP":     bytes.NewReader(make([]byte, 32)),
+		"an error during the seed, then bytes": iotest.TimeoutReader(iotest.OneByteReader(rand.Reader)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, _, err := tpm2.MakeCredential(source, ek, []byte("name"), make([]byte, 32)); err == nil {
+				t.Error("created without randomness")
+			}
+		})
+	}
+}
+
+// With this setting, Go uses the given source for the ephemeral key, too.
+func TestMakeCredential_UsesTheGivenSourceForECCKeys(t *testing.T) {
+	t.Setenv("GODEBUG", "cryptocustomrand=1")
+	for _, file := range []string{"ek-p256.pub", "ek-p384.pub"} {
+		ek := mustEK(t, capture(t, file))
+		if _, _, err := tpm2.MakeCredential(bytes.NewReader(nil), ek, []byte("name"), make([]byte, 32)); err == nil {
+			t.Errorf("%s: created without randomness", file)
+		}
+		if _, _, err := tpm2.MakeCredential(nil, ek, []byte("name"), make([]byte, 32)); err != nil {
+			t.Errorf("%s, with the source of the system: %v", file, err)
+		}
 	}
 }

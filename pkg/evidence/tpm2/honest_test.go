@@ -53,6 +53,19 @@ func TestBothBanksAreAccepted(t *testing.T) {
 	}
 }
 
+func TestQuotesOverAllPCRsAreAccepted(t *testing.T) {
+	d := simulate(t)
+	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
+	all := make([]int, 24)
+	for i := range all {
+		all[i] = i
+	}
+	q, err := d.converse(ek, ak, tpm.TPMAlgSHA256, all, "all").verify()
+	if err != nil || len(q.PCRs) != 24 {
+		t.Errorf("%+v, %v", q, err)
+	}
+}
+
 func TestQuoteContainsTheTPMsCounters(t *testing.T) {
 	d, c := honest(t, "ecc-p256", agentAK)
 	q, err := c.verify()
