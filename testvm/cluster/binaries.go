@@ -49,16 +49,59 @@ func lookPath(tool string) (string, error) {
 }
 
 // Binaries returns the folder with kube-apiserver, kube-controller-manager, kubectl, the kubelet
-// and "cri", a container runtime that runs no containers. They are built from the module
-// testvm/kubernetes, which takes some minutes once. The cache keeps the result and the compiler's
-// intermediate results.
+// and "cri", a container runtime that runs no containers.
 func Binaries(logf func(format string, a ...any)) (string, error) {
+	return build(source{
+		folder: "kubernetes", module: "k8s.io/kubernetes", name: "Kubernetes", files: []string{"cri/main.go"},
+		commands: func(version string) ([]command, error) {
+			ldflags, err := versionFlags(version)
+			return []command{{args: []string{"-ldflags", ldflags, "tool", "./cri"}}}, err
+		},
+	}, logf)
+}
+
+// Containers returns the folder with containerd, its shim, ctr and runc: a container runtime for
+// [rig.Kubelet]. runc needs cgo, because it enters namespaces before Go's runtime starts.
+func Containers(logf func(format string, a ...any)) (string, error) {
+	const containerd = "github.com/containerd/containerd/v2"
+	return build(source{
+		folder: "containers", module: containerd, name: "containerd",
+		commands: func(string) ([]command, error) {
+			return []command{
+				{args: []string{"-ldflags", "-s -w", "-tags", "no_btrfs no_devmapper no_tracing no_zfs",
+					containerd + "/cmd/containerd", containerd + "/cmd/containerd-shim-runc-v2", containerd + "/cmd/ctr"}},
+				{cgo: true, args: []string{"-ldflags", "-s -w -extldflags -static", "-tags", "netgo osusergo runc_nocriu",
+					"github.com/opencontainers/runc"}},
+			}, nil
+		},
+	}, logf)
+}
+
+// source is a module of testvm that has only programs of others.
+type source struct {
+	folder string   // of testvm
+	module string   // the programs' own
+	name   string   // in progress lines
+	files  []string // own files of the folder
+	// commands returns the commands that build the programs of a version.
+	commands func(version string) ([]command, error)
+}
+
+// command is a run of "go build".
+type command struct {
+	args []string
+	cgo  bool
+}
+
+// build builds programs, which takes some minutes once. The cache keeps the result and the
+// compiler's intermediate results.
+func build(s source, logf func(format string, a ...any)) (string, error) {
 	repo, err := findRepo()
 	if err != nil {
 		return "", err
 	}
-	module := filepath.Join(repo, "testvm", "kubernetes")
-	version, err := output(module, "go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	module := filepath.Join(repo, "testvm", s.folder)
+	version, err := output(module, "go", "list", "-m", "-f", "{{.Version}}", s.module)
 	if err != nil {
 		return "", err
 	}
@@ -66,13 +109,13 @@ func Binaries(logf func(format string, a ...any)) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ldflags, err := versionFlags(version)
+	commands, err := s.commands(version)
 	if err != nil {
 		return "", err
 	}
 	key := sha256.New()
-	fmt.Fprintln(key, version, compiler, ldflags)
-	for _, name := range []string{"go.mod", "go.sum", "cri/main.go"} {
+	fmt.Fprintln(key, version, compiler, commands)
+	for _, name := range append([]string{"go.mod", "go.sum"}, s.files...) {
 		b, err := os.ReadFile(filepath.Join(module, name))
 		if err != nil {
 			return "", err
@@ -83,18 +126,23 @@ func Binaries(logf func(format string, a ...any)) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	what := "Kubernetes " + version + " from its Go module (some minutes, once)"
-	return buildcache.Result(cache, "kubernetes", hex.EncodeToString(key.Sum(nil))[:24], what, logf,
+	what := s.name + " " + version + " from its Go module (some minutes, once)"
+	return buildcache.Result(cache, s.folder, hex.EncodeToString(key.Sum(nil))[:24], what, logf,
 		func(out string) error {
 			if err := os.Mkdir(out, 0o755); err != nil {
 				return err
 			}
-			cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out+"/",
-				"tool", "./cri")
-			cmd.Dir = module
-			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-			if b, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("go build: %w\n%s", err, b)
+			for _, c := range commands {
+				cmd := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-o", out + "/"}, c.args...)...)
+				cmd.Dir = module
+				cgo := "CGO_ENABLED=0"
+				if c.cgo {
+					cgo = "CGO_ENABLED=1"
+				}
+				cmd.Env = append(os.Environ(), cgo, "GOWORK=off")
+				if b, err := cmd.CombinedOutput(); err != nil {
+					return fmt.Errorf("go build: %w\n%s", err, b)
+				}
 			}
 			return nil
 		})

@@ -68,11 +68,14 @@ type Cluster struct {
 	audit       int // how many lines of the audit log were read
 	accounts    map[string]string
 	reaper      io.Closer
+	closers     []io.Closer
+	kubelets    *kubelets // nil without [Kubelets]
 }
 
 type options struct {
 	controllers []string
 	audit       bool
+	kubelets    bool
 	flags       []string
 }
 
@@ -170,6 +173,14 @@ func StartMain(dir string, logf func(format string, a ...any), o ...Option) (*Cl
 		c.Stop()
 		return nil, err
 	}
+	if c.o.kubelets {
+		flags, err := c.connectKubelets()
+		if err != nil {
+			c.Stop()
+			return nil, err
+		}
+		c.o.flags = append(c.o.flags, flags...)
+	}
 	began := time.Now()
 	for _, step := range []func() error{c.startEtcd, c.StartAPIServer, c.startControllers} {
 		if err := step(); err != nil {
@@ -211,6 +222,11 @@ func (c *Cluster) Stop() {
 	c.controllers.kill()
 	c.api.kill()
 	c.etcd.kill()
+	for _, one := range c.closers {
+		if err := one.Close(); err != nil {
+			c.logf("%v", err)
+		}
+	}
 	if c.port != nil {
 		c.port.release()
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -159,6 +160,26 @@ func (s *Set) Kubelet(node string) *rig.Kubelet {
 		s.t.Fatalf("kubelet: %v", err)
 	}
 	return &rig.Kubelet{Programs: programs, Node: node}
+}
+
+// image is the verifier's image, as an administrator names it for a version. A Node does not pull an image
+// that it has, unless its name has no version.
+const image = "registry.example.com/mcs-attest/mcs-attest-verifier:v0.3.0"
+
+// PodKubelet is like [Set.Kubelet] for a Node that runs pods. It has the verifier's image, in which only the
+// agent is a program. The DaemonSet names this image from now on.
+func (s *Set) PodKubelet(node, agent string) *rig.Kubelet {
+	s.t.Helper()
+	k := s.Kubelet(node)
+	var err error
+	if k.Containers, err = cluster.Containers(s.t.Logf); err != nil {
+		s.t.Fatalf("containerd: %v", err)
+	}
+	s.Cluster.Kubectl(s.t, "-n", Own, "set", "image", "daemonset/mcs-attest-verifier", "verifier="+image)
+	k.Images = map[string]rig.Image{
+		image: {"usr/share/mcs-attest/agents/mcs-attest-agent-" + runtime.GOARCH: agent},
+	}
+	return k
 }
 
 // Usable reports whether the API server accepts a token. The server must answer.

@@ -56,6 +56,11 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 		r.fatal(err, "guest init")
 		files["sbin/init"] = string(init)
 		programs = kubelet.programs()
+		if kubelet.Containers != "" {
+			more, runtime := r.containers(kubelet)
+			maps.Copy(files, more)
+			maps.Copy(programs, runtime)
+		}
 	}
 	size := 16 << 20
 	for name, content := range extra {
@@ -79,6 +84,9 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 	}
 	if kubelet != nil {
 		size += 64 << 20 // space for the kubelet's state and logs
+		if kubelet.Containers != "" {
+			size += 128 << 20 // and for images, and the files of containers
+		}
 	}
 	return r.cached("root", "root disk", in, func(out string) {
 		tree, err := os.MkdirTemp(r.dir, "root-")
@@ -117,8 +125,8 @@ func (r *Rig) configDrive(out string, files map[string]string) string {
 	return out
 }
 
-// raw converts the machine's overlay into one flat image that can be read.
-func (n *Node) raw() string {
+// Disk returns a flat image of the disk of a machine that has ended.
+func (n *Node) Disk() string {
 	n.r.t.Helper()
 	out := filepath.Join(n.dir, "raw.img")
 	n.r.run(n.dir, nil, "qemu-img", "convert", "-O", "raw", n.overlay, out)
@@ -129,7 +137,7 @@ func (n *Node) raw() string {
 // file.
 func (n *Node) ReadFile(path string) string {
 	n.r.t.Helper()
-	out := n.r.run(n.dir, nil, "debugfs", "-R", "cat "+path, n.raw())
+	out := n.r.run(n.dir, nil, "debugfs", "-R", "cat "+path, n.Disk())
 	lines := strings.SplitAfter(out, "\n")
 	kept := lines[:0]
 	for _, l := range lines {
@@ -149,7 +157,7 @@ var wholeToken = regexp.MustCompile(tokenShape.String() + `\.[A-Za-z0-9_-]{10,}`
 // Tokens returns the different tokens on the console, in the journal and on the disk.
 func (n *Node) Tokens() []string {
 	n.r.t.Helper()
-	disk, err := os.ReadFile(n.raw())
+	disk, err := os.ReadFile(n.Disk())
 	n.r.fatal(err, "disk")
 	found := wholeToken.FindAllString(n.Console()+n.Journal(), -1)
 	for _, token := range wholeToken.FindAll(disk, -1) {
@@ -167,7 +175,7 @@ func HasToken(text string) bool { return tokenShape.MatchString(text) }
 func (n *Node) TokensLeft() []string {
 	n.r.t.Helper()
 	var where []string
-	disk, err := os.ReadFile(n.raw())
+	disk, err := os.ReadFile(n.Disk())
 	n.r.fatal(err, "disk")
 	for name, content := range map[string][]byte{
 		"console": []byte(n.Console()), "journal": []byte(n.Journal()), "disk": disk,

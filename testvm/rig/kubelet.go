@@ -14,6 +14,11 @@ import (
 type Kubelet struct {
 	// Programs is the folder that has the kubelet and "cri", cluster.Binaries.
 	Programs string
+	// Containers is the folder that has containerd, cluster.Containers. If it is set, the Node runs pods,
+	// and the kubelet can be reached at [Node.KubeletAddress].
+	Containers string
+	// Images are the images that this Node has, by name. It pulls no others.
+	Images map[string]Image
 	// Node is the name of its Node.
 	Node string
 	// Held: the kubelet does not start before [Node.Release].
@@ -22,6 +27,13 @@ type Kubelet struct {
 
 // kubeletMemory is the memory of a machine with a kubelet, in MiB.
 const kubeletMemory = "1024"
+
+func (k *Kubelet) memory() string {
+	if k.Containers != "" {
+		return "1536"
+	}
+	return kubeletMemory
+}
 
 // programs returns the programs of the root disk: path in the guest to path here.
 func (k *Kubelet) programs() map[string]string {
@@ -60,6 +72,10 @@ func KubeletConfig() string {
 	}
 	return string(b)
 }
+
+// KubeletAddress returns the address of this host at which the kubelet of a machine with pods can be
+// reached.
+func (n *Node) KubeletAddress() string { return n.kubelet }
 
 // Release starts a kubelet that was held.
 func (n *Node) Release() {

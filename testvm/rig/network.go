@@ -4,11 +4,14 @@ package rig
 
 import (
 	"crypto/rand"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 // Network is the network of a machine. The zero value is one interface with DHCP.
@@ -40,6 +43,12 @@ func (n *Node) network(vm VM) (args, program []string) {
 	backend, device := n.netdev(vm.Metadata), "net"
 	if vm.Network.IPv6 {
 		backend = "user,id=net,ipv6=on,ipv4=off"
+	}
+	if vm.Kubelet != nil && vm.Kubelet.Containers != "" {
+		port, err := freeport.Pick()
+		n.r.fatal(err, "kubelet")
+		n.kubelet = fmt.Sprintf("127.0.0.1:%d", port)
+		backend += ",hostfwd=tcp:" + n.kubelet + "-:10250"
 	}
 	args = append(args, "-netdev", backend)
 	if vm.Network.Late {

@@ -77,6 +77,7 @@ type Node struct {
 	dir     string
 	overlay string
 	onLine  func(string)
+	kubelet string // where its kubelet can be reached, or empty
 
 	cmd   *exec.Cmd
 	stdin io.Writer // stdin of its console
@@ -137,7 +138,7 @@ func (r *Rig) Boot(vm VM) *Node {
 
 	machine, memory := "q35", "640"
 	if vm.Kubelet != nil {
-		memory = kubeletMemory
+		memory = vm.Kubelet.memory()
 	} else if vm.CoreOS != nil {
 		memory = cmp.Or(vm.CoreOS.memory, memory)
 	}

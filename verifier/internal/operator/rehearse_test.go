@@ -50,6 +50,8 @@ type kubelet struct {
 	api     kubernetes.Interface
 	// waiting is why the containers of a Node do not start.
 	waiting map[string]string
+	// events are about each pod, "TYPE REASON: MESSAGE", and its containers do not start.
+	events []string
 	// agent returns what the agent prints, or ends when stop is closed.
 	agent func(node string, order rehearsal.Order, stop <-chan struct{}) string
 
@@ -117,7 +119,21 @@ func (k *kubelet) created(raw []byte, contentType string) error {
 	if why := k.waiting[o.Spec.NodeName]; why != "" {
 		state = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: why, Message: "manifest unknown"}}
 	}
-	return k.status(&o, corev1.PodRunning, state)
+	phase := corev1.PodRunning
+	for _, text := range k.events {
+		phase = corev1.PodPending
+		kind, text, _ := strings.Cut(text, " ")
+		why, text, _ := strings.Cut(text, ": ")
+		_, err := k.api.CoreV1().Events(o.Namespace).Create(k.t.Context(), &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: o.Name + "-"},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: o.Namespace, Name: o.Name, UID: o.UID},
+			Type:           kind, Reason: why, Message: text, LastTimestamp: metav1.Now(),
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+	}
+	return k.status(&o, phase, state)
 }
 
 func (k *kubelet) status(o *corev1.Pod, phase corev1.PodPhase, state corev1.ContainerState) error {
@@ -450,6 +466,23 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 	// A machine that cannot rehearse.
 	if _, stderr, code = kubectlAttest(t, kubeconfig, append(here, "rehearse", "worker-4")...); code != 4 {
 		t.Errorf("exit status %d of a Node that is not ready\n%s", code, stderr)
+	}
+}
+
+// A runtime that cannot create the sandbox of a pod shows only in the pod's Events.
+func TestRehearse_ReportsWhyAPodDoesNotStart(t *testing.T) {
+	k, c := rehearsing(t, "rehearsestuck", "stuck")
+	if _, err := k.fixture.machine("worker-0", "stuck"); err != nil {
+		t.Fatal(err)
+	}
+	k.waiting["stuck"] = "ContainerCreating"
+	k.events = []string{"Normal Pulled: present", "Warning FailedCreatePodSandBox: open /etc/hosts: no such file"}
+	stdout, stderr, code := kubectlAttest(t, k.start(c), "-n", k.fixture.namespace, "--verifier-namespace", k.fixture.own,
+		"rehearse", "worker-0", "--timeout", "10s")
+	const want = `(?m)^did not rehearse: no result after 10s: the pod is Pending: FailedCreatePodSandBox: ` +
+		`open /etc/hosts: no such file\n  machines: \S+/worker-0\n  fix: check that the Node can start pods`
+	if code != 4 || !regexp.MustCompile(want).MatchString(stdout) {
+		t.Errorf("exit status %d\n%s%s", code, stdout, stderr)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
@@ -118,7 +119,7 @@ func (p *pod) run(ctx context.Context, input secret.Bytes) error {
 		return p.failed("create the pod on Node "+p.node.Name, err)
 	}
 	if err := p.wait(ctx, running); err != nil {
-		return err
+		return p.stuck(ctx, err)
 	}
 	in := bytes.NewReader(input.Expose())
 	err := p.attach(ctx, in)
@@ -205,6 +206,25 @@ func (p *pod) wait(ctx context.Context, reached func(*corev1.Pod) (bool, error))
 		return errors.New(last)
 	}
 	return err
+}
+
+// stuck adds to the error of a pod that did not start in time what its last warning says. Only its Events show that a
+// Node cannot create a sandbox, or mount a volume.
+func (p *pod) stuck(ctx context.Context, err error) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return err
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
+	defer stop()
+	list, listErr := p.api.CoreV1().Events(p.Cluster.Own()).List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+		"involvedObject.kind": "Pod", "involvedObject.name": p.name, "type": corev1.EventTypeWarning}.String()})
+	if listErr != nil || len(list.Items) == 0 {
+		return err // the Events only explain it
+	}
+	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int {
+		return a.LastTimestamp.Compare(b.LastTimestamp.Time)
+	})
+	return fmt.Errorf("%w: %s: %s", err, audit.Clean(last.Reason), audit.Clean(last.Message))
 }
 
 // said is why the agent had no result, in its own words. They are untrusted, so they are no fix.
