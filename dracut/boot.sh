@@ -43,7 +43,7 @@ cleanup() {
         for old in "$work/old"/*; do
             [ ! -e "$old" ] || mv -f -- "$old" "$entries/"
         done
-        while read -r stored; do rm -f -- "$stored"; done < "$work/stored"
+        [ ! -e "$work/stored" ] || while read -r stored; do rm -f -- "$stored"; done < "$work/stored"
     fi
     rm -rf -- ${work:+"$work"} ${stage:+"$stage"} ${copy:+"$copy"}
     exit "$status"
@@ -53,7 +53,8 @@ overlay() {
     printf 'ostree/initramfs-overlays/%s.img' "$(sha256sum < "$1" | cut -d' ' -f1)"
 }
 
-# edit prints an entry with, or without, the archive whose path on the boot file system is given.
+# edit prints an entry with, or without, the archive whose path on the boot file system is given. If
+# the entry is not one of OSTree, the status is 3.
 # The entry's own initrd shows how the boot loader names that file system: "" or "/boot".
 edit() {
     awk -v action="$action" -v overlay="/$2" '
@@ -64,7 +65,7 @@ edit() {
             if ($2 == path) present = NR
         }
         END {
-            if (!last) exit 1
+            if (!last) exit 3
             for (i = 1; i <= NR; i++) {
                 if (action == "add" || i != present) print lines[i]
                 if (action == "add" && i == last && !present) print "initrd " path
@@ -80,11 +81,14 @@ change() {
     entries=$boot/loader/entries new=''
     [ -d "$entries" ] || fail "$boot has no folder loader/entries" "FOLDER is the boot file system of an installed system"
     # On the same file system, where a rename replaces a file in one step.
-    folder=$(mktemp -d "$boot/.mcs-attest.XXXXXX" 2> /dev/null) ||
-        fail "cannot write to $boot" "mount -o remount,rw $boot"
-    : > "$folder/stored"
-    mkdir "$folder/old" "$folder/new"
+    folder=$(LC_ALL=C mktemp -d "$boot/.mcs-attest.XXXXXX" 2>&1) || {
+        hint=''
+        case $folder in *Read-only*) hint="mount -o remount,rw $boot" ;; esac
+        fail "cannot write to $boot: ${folder##*: }" "$hint"
+    }
     work=$folder
+    : > "$work/stored"
+    mkdir "$work/old" "$work/new"
 
     for entry in "$entries"/*.conf; do
         grep -qs '^options.*[[:space:]]ostree=' "$entry" || continue
@@ -92,7 +96,10 @@ change() {
         # The owner, the mode and the SELinux label remain.
         cp -a -- "$entry" "$new"
         for archive; do
-            edit "$new" "$(overlay "$archive")" > "$work/edited" || fail "$entry names no initrd below /ostree"
+            edit "$new" "$(overlay "$archive")" > "$work/edited" || {
+                [ $? -ne 3 ] || fail "$entry names no initrd below /ostree"
+                fail "cannot edit $entry"
+            }
             cat "$work/edited" > "$new"
         done
     done
@@ -113,7 +120,9 @@ change() {
         entry=$entries/${new##*/}
         ! cmp -s "$new" "$entry" || continue
         sync "$new"
-        cp -a -- "$entry" "$work/old/"
+        # Not directly into old: cleanup would restore an incomplete copy.
+        cp -a -- "$entry" "$work/copy"
+        mv -- "$work/copy" "$work/old/${entry##*/}"
         mv -f -- "$new" "$entry"
         echo "${entry#"$boot/"}"
     done

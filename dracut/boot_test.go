@@ -154,6 +154,67 @@ exec `+real+` "$@"
 	}
 }
 
+// withFake returns the environment in which a shell script with this body precedes a tool, which is $real in it.
+func withFake(t *testing.T, tool, body string) []string {
+	t.Helper()
+	real, err := exec.LookPath(tool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fakes := t.TempDir()
+	write(t, filepath.Join(fakes, tool), "#!/bin/sh\nreal="+real+"\n"+body)
+	if err := os.Chmod(filepath.Join(fakes, tool), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return append(os.Environ(), "PATH="+fakes+":"+os.Getenv("PATH"))
+}
+
+// On a full disk cp leaves an empty file, and mkdir fails after mktemp has succeeded.
+func TestBoot_RestoresEverythingOnAFullDisk(t *testing.T) {
+	agent, _ := archive(t, "agent")
+	for _, c := range []struct{ name, tool, fake string }{
+		{"a copy of an entry", "cp", `for last; do :; done
+case "$*" in
+*/new/*) ;;
+*.conf*) [ ! -d "$last" ] || last=$last/ostree-1-os.conf; : > "$last"; echo "No space left on device"; exit 1 ;;
+esac
+exec $real "$@"
+`},
+		{"a folder", "mkdir", `echo "No space left on device"; exit 1` + "\n"},
+		{"a new entry", "awk", `echo "No space left on device" >&2; exit 2` + "\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			boot := bootFolder(t)
+			before := tree(t, boot)
+			cmd := exec.Command("./boot.sh", "add", "--boot", boot, agent)
+			cmd.Env = withFake(t, c.tool, c.fake)
+			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "No space left") ||
+				strings.Contains(string(out), "names no initrd") {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			wantTree(t, tree(t, boot), before)
+			if left, err := filepath.Glob(filepath.Join(boot, ".mcs-attest.*")); err != nil || len(left) != 0 {
+				t.Errorf("files are left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// The hint to remount is only for a file system that is read-only.
+func TestBoot_SaysWhyItCannotWrite(t *testing.T) {
+	boot := bootFolder(t)
+	agent, _ := archive(t, "agent")
+	for reason, hint := range map[string]bool{"Read-only file system": true, "No space left on device": false} {
+		cmd := exec.Command("./boot.sh", "add", "--boot", boot, agent)
+		cmd.Env = withFake(t, "mktemp", `echo "mktemp: failed to create directory: `+reason+`" >&2; exit 1`+"\n")
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "error: cannot write to "+boot) ||
+			!strings.Contains(string(out), reason) || strings.Contains(string(out), "remount") != hint {
+			t.Errorf("%s: %v\n%s", reason, err, out)
+		}
+	}
+}
+
 func TestBoot_NamesWhatIsWrong(t *testing.T) {
 	boot := bootFolder(t)
 	agent, _ := archive(t, "agent")
