@@ -150,6 +150,8 @@ change_image() {
         command -v "$tool" > /dev/null || fail "$tool not found" "apt-get install fdisk e2fsprogs"
     done
     [ -f "$image" ] || fail "$image is not a file"
+    # cp -a would copy a link, and the changes would go to the image itself.
+    image=$(readlink -f -- "$image")
     offset=$(sfdisk --dump "$image" 2> /dev/null | awk -F '[:=, ]+' '
         $1 == "sector-size" { size = $2 }
         /name="boot"/ { for (i = 1; i < NF; i++) if ($i == "start") print $(i + 1) * size }')

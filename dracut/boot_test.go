@@ -314,6 +314,29 @@ func TestBoot_LeavesADiskImageThatItCannotChange(t *testing.T) {
 	}
 }
 
+// The image that a link names is replaced, and only after success.
+func TestBoot_ReplacesTheImageThatALinkNames(t *testing.T) {
+	image, system := diskImage(t)
+	link := filepath.Join(filepath.Dir(image), "latest.img")
+	if err := os.Symlink("disk.img", link); err != nil {
+		t.Fatal(err)
+	}
+	large, _ := archive(t, strings.Repeat("large", 2<<20))
+	agent, overlay := archive(t, "agent")
+	before := read(t, image)
+	wantError(t, "cannot write ostree/initramfs-overlays/", "add", "--image", link, large)
+	if read(t, image) != before {
+		t.Error("a change that failed has changed the image")
+	}
+	run(t, nil, "./boot.sh", "add", "--image", link, agent)
+	if got := bootFiles(t, system)[overlay]; got != "070701agent" {
+		t.Errorf("the archive in the image is %q", got)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "disk.img" {
+		t.Errorf("the link leads to %q: %v", to, err)
+	}
+}
+
 // OSTree itself reads the entry. It writes the line again when it renames the entry of that
 // deployment, does not give it to an update, and deletes the archive with the deployment.
 func TestBoot_OSTreeKeepsTheArchiveWithItsDeployment(t *testing.T) {
