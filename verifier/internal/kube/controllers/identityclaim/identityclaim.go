@@ -11,6 +11,8 @@
 //
 // A claim is deleted only in the version that was read. So a late or repeated run deletes no claim that
 // another machine holds. If the verifier may not read a namespace, the claims of its Machines remain.
+// After a failed revocation no claim names the Machine anymore, so the controller remembers it until a
+// revocation succeeds.
 package identityclaim
 
 import (
@@ -62,12 +64,17 @@ type Claims interface {
 }
 
 // Reconciler releases claims. Use [New].
-type Reconciler struct{ o Options }
+type Reconciler struct {
+	o Options
+	// unrevoked has the UIDs of the Machines whose claims are released, but whose credentials are not revoked
+	// yet. It belongs to Reconcile, which never runs concurrently.
+	unrevoked map[string]bool
+}
 
 // New returns a reconciler. It makes no call.
 func New(o Options) *Reconciler {
 	o.Retry = cmp.Or(o.Retry, defaultRetry)
-	return &Reconciler{o: o}
+	return &Reconciler{o: o, unrevoked: map[string]bool{}}
 }
 
 // SetupWithManager adds the controller to a manager.
@@ -93,6 +100,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	var failed []error
+	for uid := range r.unrevoked {
+		if err := r.revoke(ctx, uid); err != nil {
+			failed = append(failed, err)
+		}
+	}
 	for uid, namespace := range deleted {
 		if !r.o.CanChange(namespace) {
 			continue
@@ -117,5 +129,15 @@ func (r *Reconciler) release(ctx context.Context, uid string) error {
 	case err != nil || r.o.Revoke == nil:
 		return err
 	}
-	return r.o.Revoke(ctx, uid, nil)
+	return r.revoke(ctx, uid)
+}
+
+// revoke revokes the credentials of a Machine whose claims are released.
+func (r *Reconciler) revoke(ctx context.Context, uid string) error {
+	r.unrevoked[uid] = true
+	if err := r.o.Revoke(ctx, uid, nil); err != nil {
+		return err
+	}
+	delete(r.unrevoked, uid)
+	return nil
 }
