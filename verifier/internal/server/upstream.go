@@ -46,6 +46,7 @@ func (s *Server) proxy(ctx context.Context, target *url.URL, transport http.Roun
 func (s *Server) toUpstream(roots *x509.CertPool) *http.Transport {
 	return &http.Transport{
 		TLSClientConfig:       &tls.Config{RootCAs: roots, ServerName: s.Config.UpstreamName, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:   8 * time.Second, // a dial continues when its request ends
 		ResponseHeaderTimeout: 8 * time.Second,
 		DisableCompression:    true, // the upstream's answer reaches Ignition unchanged
 		MaxIdleConnsPerHost:   32,
