@@ -22,6 +22,7 @@ package noderoles
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -128,6 +129,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if in.Partial {
 		return reconcile.Result{}, nil
 	}
+	var failed []error // a record that cannot be written must not stop the others
 	for uid, m := range next.Mismatched {
 		text := fmt.Sprintf("Node %s has a control-plane role, but its machine belongs to pool %s", m.Node, m.Pool)
 		if before.Mismatched[uid].Node != m.Node {
@@ -139,19 +141,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 			})
 		}
 		if !slices.Contains(reported, uid) {
-			if err := r.write(ctx, uid, text); err != nil {
-				return reconcile.Result{}, err
-			}
+			failed = append(failed, r.write(ctx, uid, text))
 		}
 	}
 	for _, uid := range reported {
 		if _, is := next.Mismatched[uid]; !is {
-			if err := r.write(ctx, uid, ""); err != nil {
-				return reconcile.Result{}, err
-			}
+			failed = append(failed, r.write(ctx, uid, ""))
 		}
 	}
-	return reconcile.Result{}, nil
+	return reconcile.Result{}, errors.Join(failed...)
 }
 
 // write sets the condition on a record. An empty text means that there is no mismatch.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -26,6 +27,7 @@ type rig struct {
 	known   bool
 	records map[string]*v1alpha1.MachineAttestation
 	err     error
+	broken  string // UID of a record that cannot be written
 	writes  int
 	events  []events.Event
 	metric  int
@@ -46,6 +48,9 @@ func (r *rig) NodeRoles() (noderole.Input, []string, bool) {
 func (r *rig) Update(_ context.Context, uid string, change store.Change) error {
 	if r.err != nil {
 		return r.err
+	}
+	if uid == r.broken {
+		return errors.New("the record is invalid")
 	}
 	next, err := change(r.records[uid])
 	if next != nil {
@@ -105,5 +110,34 @@ func TestReconcile_ReportsAMismatchUntilItEnds(t *testing.T) {
 	c.set(nil, false) // another replica leads
 	if _, known := c.ControlPlaneNodes(nil); known || len(c.Findings()) > 0 {
 		t.Error("a replica that does not lead reports roles")
+	}
+}
+
+// A record that cannot be written stops the conditions of no other record.
+func TestReconcile_WritesTheOthersIfARecordCannotBeWritten(t *testing.T) {
+	mismatch := []metav1.Condition{{Type: v1alpha1.ConditionRoleMismatch, Status: metav1.ConditionTrue}}
+	for _, reported := range []bool{false, true} {
+		r := &rig{known: true, broken: "broken", records: map[string]*v1alpha1.MachineAttestation{
+			"broken": {}, "new": {}, "over": {Status: v1alpha1.MachineAttestationStatus{Conditions: mismatch}},
+		}, in: noderole.Input{
+			Nodes: []string{"one", "two"}, Machines: []noderole.Machine{{UID: "new", Pool: "worker", Node: "two"}},
+		}}
+		if reported { // its mismatch is over
+			r.records["broken"].Status.Conditions = mismatch
+		} else {
+			r.in.Machines = append(r.in.Machines, noderole.Machine{UID: "broken", Pool: "worker", Node: "one"})
+		}
+		c := New(Options{
+			Log: slog.New(slog.DiscardHandler), Now: time.Now, Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Events: r,
+			Inventory: r, Records: r, Report: func(int) {},
+		})
+		if _, err := c.Reconcile(t.Context(), reconcile.Request{}); err == nil {
+			t.Error("a failed write is no error")
+		}
+		for uid, is := range map[string]bool{"new": true, "over": false} {
+			if meta.IsStatusConditionTrue(r.records[uid].Status.Conditions, v1alpha1.ConditionRoleMismatch) != is {
+				t.Errorf("reported %v: the record %q has %+v", reported, uid, r.records[uid].Status.Conditions)
+			}
+		}
 	}
 }
