@@ -163,8 +163,7 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 	if fips140.Enabled() {
 		a.console.Step("FIPS 140 mode")
 	}
-	word, _ := machine.Cmdline.Last("mcs-attest.ek")
-	tpm, err := a.waitForTPM(ctx, ekType(word, machine.ID))
+	tpm, err := a.bootTPM(ctx, machine)
 	if err != nil {
 		f.NoTPM = err
 		a.console.Step("no TPM evidence: %v", err)
@@ -306,6 +305,9 @@ func advice(err error) string {
 	var badResource *cloud.BadResource
 	if hint := faultHint(err); hint != "" {
 		return hint
+	}
+	if h, ok := errors.AsType[hinted](err); ok {
+		return h.hint
 	}
 	switch {
 	case errors.As(err, &denied):

@@ -54,9 +54,8 @@ func (a *agent) runIdentify(ctx context.Context, format, key string) error {
 	if format != "yaml" && format != "json" {
 		return usageError{fmt.Errorf("output %q is neither yaml nor json", format)}
 	}
-	if k := attester.Key(key); key != "" && k != attester.RSA2048 && k != attester.ECCP256 && k != attester.ECCP384 {
-		return usageError{fmt.Errorf("ek %q is none of %s, %s and %s", key, attester.RSA2048, attester.ECCP256,
-			attester.ECCP384)}
+	if err := checkEKType(key); err != nil {
+		return usageError{fmt.Errorf("ek %w", err)}
 	}
 	// Without a kernel command line the platform is unknown.
 	machine, _ := platform.New(a.paths, os.Getenv("PLATFORM_ID"))

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
@@ -55,6 +56,24 @@ func ekType(asked, platform string) attester.Key {
 		return attester.RSA2048
 	}
 	return attester.Key(asked)
+}
+
+// checkEKType returns an error if an administrator requests a type that does not exist.
+func checkEKType(asked string) error {
+	if k := attester.Key(asked); asked != "" && k != attester.RSA2048 && k != attester.ECCP256 && k != attester.ECCP384 {
+		return fmt.Errorf("%q is none of %s, %s and %s", asked, attester.RSA2048, attester.ECCP256, attester.ECCP384)
+	}
+	return nil
+}
+
+// bootTPM opens the TPM with the endorsement key that the kernel command line requests.
+func (a *agent) bootTPM(ctx context.Context, machine platform.Machine) (*machineTPM, error) {
+	word, _ := machine.Cmdline.Last("mcs-attest.ek")
+	if err := checkEKType(word); err != nil {
+		return nil, hinted{fmt.Errorf("kernel argument mcs-attest.ek: %w", err),
+			"correct the kernel argument, or remove it"}
+	}
+	return a.waitForTPM(ctx, ekType(word, machine.ID))
 }
 
 // waitForTPM waits a few seconds for a driver that loads late or a TPM that is busy.
