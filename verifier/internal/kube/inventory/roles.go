@@ -74,6 +74,7 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 		}
 	}
 	for i, m := range machines {
+		machines[i].UID = c.RecordUID(m.UID) // reported has these
 		if m.Pool == "" {
 			machines[i].Pool = c.poolOf(m.UID)
 		}

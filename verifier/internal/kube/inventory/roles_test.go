@@ -10,6 +10,7 @@ import (
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -271,5 +272,33 @@ func TestNodeRoles_ARecordCannotClaimAnotherMachinesNode(t *testing.T) {
 	}
 	if len(out.Mismatched) != 1 || out.Mismatched[string(worker.GetUID())].Node != "impostor" {
 		t.Errorf("a forged certificate hides the Node of a worker: %+v", out)
+	}
+}
+
+// A machine in both Machine APIs has one record, which the older object names. The Node of the other object counts for
+// that record, or the controller would set and clear its condition without end.
+func TestNodeRoles_AMachineInBothAPIsIsReportedOnItsRecord(t *testing.T) {
+	r := newRoleRig(t)
+	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
+	older, mirror := r.machine(1, "worker", ""), r.machine(2, "worker", "impostor")
+	delete(older.Object, "status")
+	older.Object["spec"].(map[string]any)["authoritativeAPI"] = "ClusterAPI"
+	mirror.SetAPIVersion("cluster.x-k8s.io/v1beta1")
+	mirror.SetName(older.GetName())
+	mirror.SetCreationTimestamp(metav1.NewTime(older.GetCreationTimestamp().Add(time.Hour)))
+	mirror.Object["spec"] = map[string]any{"providerID": older.Object["spec"].(map[string]any)["providerID"]}
+	r.watching(t, machineAPIKind, "m").list(t, 9, older)
+	r.watching(t, clusterAPIKind, "m").list(t, 10, mirror)
+	r.watching(t, nodeKind, "").list(t, 7, r.node(1, "impostor"))
+	uid := string(older.GetUID())
+	record := roleRecord(uid, older.GetName(), "worker", "")
+	record.Object["status"].(map[string]any)["conditions"] = []any{
+		map[string]any{"type": v1alpha1.ConditionRoleMismatch, "status": "True"}}
+	r.watching(t, attestationKind, "m").list(t, 11, record)
+	in, reported, known := r.NodeRoles()
+	out := noderole.Evaluate(in)
+	if !known || !slices.Equal(reported, []string{uid}) || len(out.Mismatched) != 1 ||
+		out.Mismatched[uid] != (noderole.Mismatch{Node: "impostor", Pool: "worker"}) {
+		t.Errorf("known %t, reported %v, %+v of %+v", known, reported, out, in)
 	}
 }
