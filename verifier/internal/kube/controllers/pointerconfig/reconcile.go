@@ -90,6 +90,9 @@ func New(o Options) *Reconciler { return &Reconciler{o: o, left: map[types.Names
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	r.mu.Lock()
+	clear(r.left) // another replica may have led, and Secrets that were deleted meanwhile are not reconciled
+	r.mu.Unlock()
 	return ctrl.NewControllerManagedBy(m).Named("pointerconfig").WatchesRawSource(r.o.Trigger).
 		WithOptions(kube.ControllerOptions()).Complete(r)
 }

@@ -14,6 +14,7 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -22,6 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/machinesets"
 )
 
@@ -181,5 +183,37 @@ func TestReconcile(t *testing.T) {
 				t.Errorf("after it was deleted: %v, findings %v", err, r.Findings())
 			}
 		})
+	}
+}
+
+// While another replica leads, nothing tells this one that a Secret was deleted.
+func TestFindings_OfBeforeAnotherReplicaLedAreNotKept(t *testing.T) {
+	secret := userData("worker-user-data", "worker", func(s *corev1.Secret) { s.Data = nil })
+	api := fake.NewClientBuilder().WithObjects(secret).Build()
+	view, _ := provisioning.View{}.Read(time.Now(), map[string][]byte{"token": []byte(token)}, time.Hour)
+	r := New(Options{
+		Client: api, Origins: []string{origin}, Trigger: &kube.Trigger{}, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+		Token: func() provisioning.View { return view }, Policies: func() *policy.Set { return &policy.Set{} },
+	})
+	lead := func() {
+		m, err := kube.NewManager(&rest.Config{}, kube.Options{Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.SetupWithManager(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lead()
+	at := reconcile.Request{NamespacedName: client.ObjectKeyFromObject(secret)}
+	if _, err := r.Reconcile(t.Context(), at); err != nil || len(r.Findings()) != 1 {
+		t.Fatalf("%v, findings %v", err, r.Findings())
+	}
+	if err := api.Delete(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	lead()
+	if all := r.Findings(); len(all) > 0 {
+		t.Errorf("findings %v", all)
 	}
 }
