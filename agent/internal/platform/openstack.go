@@ -31,24 +31,36 @@ func openstack(ctx context.Context, m Machine) (UserData, error) {
 		return m.fromConfigDrive(ctx, m.Wait,
 			configDrive{"config-2", openstackUserData}, configDrive{"CONFIG-2", openstackUserData})
 	}}
-	for _, base := range openstackMetadata(m.Paths.Metadata, linksWithIPv6()) {
-		sources = append(sources, func(ctx context.Context, m Machine) (UserData, error) {
-			return m.openstackService(ctx, base)
-		})
-	}
-	return m.first(ctx, sources)
+	addresses := openstackMetadata(m.Paths.Metadata, linksWithIPv6)
+	return m.first(ctx, sources, func() (services []provider) {
+		for _, base := range addresses() {
+			services = append(services, func(ctx context.Context, m Machine) (UserData, error) {
+				return m.openstackService(ctx, base)
+			})
+		}
+		return services
+	})
 }
 
-// openstackMetadata returns the service's addresses: IPv4, and one IPv6 address for each link. A
-// configured base replaces all of them.
-func openstackMetadata(base string, links []string) []string {
-	bases := []string{base}
-	if base == metadataIPv4 {
-		for _, link := range links {
-			bases = append(bases, fmt.Sprintf(metadataIPv6, url.PathEscape(link)))
+// openstackMetadata returns a function that returns the service's addresses that it has not returned before:
+// IPv4, and one IPv6 address for each link. The agent can start before a link has an IPv6 address. A configured
+// base replaces all of them.
+func openstackMetadata(base string, links func() []string) func() []string {
+	bases, known := []string{base}, map[string]bool{}
+	return func() []string {
+		fresh := bases
+		bases = nil
+		if base != metadataIPv4 {
+			return fresh
 		}
+		for _, link := range links() {
+			if !known[link] {
+				known[link] = true
+				fresh = append(fresh, fmt.Sprintf(metadataIPv6, url.PathEscape(link)))
+			}
+		}
+		return fresh
 	}
-	return bases
 }
 
 // linksWithIPv6 returns the names of the links that are up and have an IPv6 address.
@@ -100,14 +112,17 @@ func (m Machine) grace() time.Duration {
 	return noneGrace
 }
 
-// first asks all sources in parallel and returns the first user data.
-func (m Machine) first(ctx context.Context, sources []provider) (UserData, error) {
+// first asks all sources in parallel and returns the first user data. More returns further sources, which may
+// appear later.
+func (m Machine) first(ctx context.Context, sources []provider, more func() []provider) (UserData, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var busy sync.WaitGroup
+	ended := make(chan struct{})
 	// The other sources stop here. Waiting for them ensures that no drive stays mounted, unless
 	// reading it hangs.
 	defer func() {
 		cancel()
+		close(ended)
 		idle := make(chan struct{})
 		go func() { busy.Wait(); close(idle) }()
 		select {
@@ -119,18 +134,30 @@ func (m Machine) first(ctx context.Context, sources []provider) (UserData, error
 		data UserData
 		err  error
 	}
-	answers := make(chan answer, len(sources))
-	for _, s := range sources {
-		busy.Go(func() {
-			data, err := s(ctx, m)
-			answers <- answer{data, err}
-		})
+	answers := make(chan answer)
+	open := 0
+	ask := func(sources []provider) {
+		for _, s := range sources {
+			open++
+			busy.Go(func() {
+				data, err := s(ctx, m)
+				select {
+				case answers <- answer{data, err}:
+				case <-ended:
+				}
+			})
+		}
 	}
+	ask(sources)
+	ask(more())
 	var none <-chan time.Time
 	var failed []string
-	for range sources {
+	for open > 0 {
 		select {
+		case <-time.After(pollInterval):
+			ask(more())
 		case a := <-answers:
+			open--
 			switch {
 			case a.err == nil:
 				return a.data, nil

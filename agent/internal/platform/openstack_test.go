@@ -3,11 +3,14 @@
 package platform_test
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
@@ -83,29 +86,59 @@ func TestOpenStackServiceThatComesUpLate(t *testing.T) {
 	outcome{data: "from the service"}.check(t, m)
 }
 
-// The service also has a link-local address on each link. A configured base replaces all addresses.
-func TestOpenStackAddresses(t *testing.T) {
-	for _, c := range []struct {
-		base string
-		want []string // hosts to dial
-	}{
-		{"http://169.254.169.254", []string{"169.254.169.254", "fe80::a9fe:a9fe%eth0", "fe80::a9fe:a9fe%en p1"}},
-		{"http://127.0.0.1:8080", []string{"127.0.0.1"}},
-	} {
-		got := platform.OpenStackHosts(c.base, []string{"eth0", "en p1"})
-		if len(got) != len(c.want) {
-			t.Fatalf("%s: hosts %q", c.base, got)
-		}
-		for i, want := range c.want {
-			if got[i] != want {
-				t.Errorf("%s: host %q, not %q", c.base, got[i], want)
+// A source that appears while the others have no answer is asked, too.
+func TestFirst_AsksASourceThatAppearsLate(t *testing.T) {
+	type source = func(context.Context) (platform.UserData, error)
+	silent := func(ctx context.Context) (platform.UserData, error) {
+		<-ctx.Done()
+		return platform.UserData{}, ctx.Err()
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		calls := 0
+		data, err := platform.First(ctx, platform.Machine{}, silent, func() []source {
+			if calls++; calls != 3 {
+				return nil
 			}
+			return []source{func(context.Context) (platform.UserData, error) {
+				return platform.UserData{Raw: []byte("late")}, nil
+			}}
+		})
+		if err != nil || string(data.Raw) != "late" {
+			t.Errorf("%q and error %v", data.Raw, err)
+		}
+	})
+}
+
+// The service also has a link-local address on each link, which may come up late. A configured base replaces all
+// addresses.
+func TestOpenStackAddresses(t *testing.T) {
+	var up []string
+	links := func() []string { return up }
+	all := platform.OpenStackHosts("http://169.254.169.254", links)
+	one := platform.OpenStackHosts("http://127.0.0.1:8080", links)
+	for _, c := range []struct {
+		up        []string
+		want, set []string // hosts to dial
+	}{
+		{nil, []string{"169.254.169.254"}, []string{"127.0.0.1"}},
+		{[]string{"eth0"}, []string{"fe80::a9fe:a9fe%eth0"}, nil},
+		{[]string{"eth0", "en p1"}, []string{"fe80::a9fe:a9fe%en p1"}, nil},
+		{[]string{"en p1"}, nil, nil},
+	} {
+		up = c.up
+		if got := all(); !slices.Equal(got, c.want) {
+			t.Errorf("with links %q: hosts %q, not %q", c.up, got, c.want)
+		}
+		if got := one(); !slices.Equal(got, c.set) {
+			t.Errorf("with links %q and a configured base: hosts %q, not %q", c.up, got, c.set)
 		}
 	}
-	links, err := net.Interfaces()
+	interfaces, err := net.Interfaces()
 	ok(t, err)
 	for _, name := range platform.LinksWithIPv6() {
-		for _, l := range links {
+		for _, l := range interfaces {
 			if l.Name == name && l.Flags&net.FlagLoopback != 0 {
 				t.Errorf("%s is a loopback", name)
 			}
