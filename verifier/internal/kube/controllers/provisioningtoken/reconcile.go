@@ -87,10 +87,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	now := r.o.Now()
 	inForce, _ := view.At(now)
 	due, rotates := read.Due(secret.CreationTimestamp.Time, r.o.RotateEvery, r.o.Grace)
-	// A Secret that was edited again has another version. The previous token may have been removed on
-	// purpose.
-	edited := secret.ResourceVersion == version && !inForce.Equal(read)
+	edited := !inForce.Equal(read)
 	switch {
+	// The inventory does not have an edit yet, and requests another reconciliation then. A rotation now would end
+	// the token from before the edit. After a second edit, the previous token may have been removed on purpose.
+	case secret.ResourceVersion != version:
+		return again, nil
 	case edited:
 		read = inForce
 	case !rotates:

@@ -187,6 +187,33 @@ func TestReconcile_RotatesWhenItIsDue(t *testing.T) {
 	}
 }
 
+// An edit by hand may remove the time of the last rotation. Then a rotation is due, and would end the token from before
+// the edit.
+func TestReconcile_DoesNotRotateAnEditThatIsOnItsWay(t *testing.T) {
+	c := newCluster(t, 24*time.Hour)
+	made := c.now
+	c.edit(map[string]string{"token": tokenA,
+		"previous-expires": made.Add(47 * time.Hour).Format(time.RFC3339)})
+	c.observe()
+	c.now = made.Add(48 * time.Hour)
+	if _, err := c.reconcile(); err != nil || c.writes != 0 {
+		t.Fatalf("%v, %d writes before a rotation is due", err, c.writes)
+	}
+	c.edit(map[string]string{"token": tokenB})
+	for range 2 {
+		if _, err := c.reconcile(); err != nil {
+			t.Fatal(err)
+		}
+		c.observe()
+	}
+	tokens, err := provisioning.Parse(c.secret().Data)
+	if err != nil || tokens.Check(c.now, []byte(tokenB)) != provisioning.Current ||
+		tokens.Check(c.now, []byte(tokenA)) != provisioning.Previous {
+		t.Errorf("%v, the edited token is %v, the one before %v", err, tokens.Check(c.now, []byte(tokenB)),
+			tokens.Check(c.now, []byte(tokenA)))
+	}
+}
+
 func TestReconcile_WritesNothingWhileNoTokenIsInForce(t *testing.T) {
 	c := newCluster(t, 1)
 	c.edit(map[string]string{"token": tokenA})
