@@ -70,7 +70,7 @@ func Containers(logf func(format string, a ...any)) (string, error) {
 			return []command{
 				{args: []string{"-ldflags", "-s -w", "-tags", "no_btrfs no_devmapper no_tracing no_zfs",
 					containerd + "/cmd/containerd", containerd + "/cmd/containerd-shim-runc-v2", containerd + "/cmd/ctr"}},
-				{cgo: true, args: []string{"-ldflags", "-s -w -extldflags -static", "-tags", "netgo osusergo runc_nocriu",
+				{cgo: true, args: []string{"-ldflags", "-s -w -extldflags -static", "-tags", "netgo osusergo runc_nocriu seccomp",
 					"github.com/opencontainers/runc"}},
 			}, nil
 		},

@@ -246,7 +246,7 @@ func (c *Cluster) prepare() (err error) {
 	return errors.Join(
 		c.ca.issue("apiserver", pkix.Name{CommonName: "kube-apiserver"},
 			[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-			[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), net.IPv4(10, 0, 2, 2)}),
+			[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), net.IPv4(10, 0, 2, 2), net.ParseIP(PodAPI)}),
 		c.ca.issue("admin", pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, nil, nil),
 		// All controllers share the permissions that a control plane grants to each of them
 		// separately.

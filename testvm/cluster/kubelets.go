@@ -13,6 +13,13 @@ import (
 	"sync"
 )
 
+// PodAPI is the address of the Service "kubernetes" in a cluster with [Kubelets]. It is in the network of a
+// virtual machine, so that the machine's emulator can forward connections of pods to the API server.
+const PodAPI = "10.0.2.129"
+
+// services is the range of the Services' addresses, of which PodAPI is the first.
+const services = "10.0.2.128/25"
+
 // Kubelets lets the API server connect to kubelets, as "kubectl attach" and "kubectl logs" need it.
 // The API server has no route to the network of a virtual machine. So it connects through a proxy of
 // this process, which knows from [Cluster.Reach] where a kubelet listens.
@@ -67,7 +74,7 @@ func (c *Cluster) connectKubelets() ([]string, error) {
 	return []string{
 		"--egress-selector-config-file=" + config, "--kubelet-certificate-authority=" + c.ca.path("ca.crt"),
 		"--kubelet-client-certificate=" + c.ca.path("kubelet-client.crt"),
-		"--kubelet-client-key=" + c.ca.path("kubelet-client.key"),
+		"--kubelet-client-key=" + c.ca.path("kubelet-client.key"), "--service-cluster-ip-range=" + services,
 	}, nil
 }
 

@@ -162,23 +162,33 @@ func (s *Set) Kubelet(node string) *rig.Kubelet {
 	return &rig.Kubelet{Programs: programs, Node: node}
 }
 
-// image is the verifier's image, as an administrator names it for a version. A Node does not pull an image
-// that it has, unless its name has no version.
+// image is the verifier's image, as an administrator names it for a version. A Node does not pull such an image if
+// it has it.
 const image = "registry.example.com/mcs-attest/mcs-attest-verifier:v0.3.0"
 
-// PodKubelet is like [Set.Kubelet] for a Node that runs pods. It has the verifier's image, in which only the
-// agent is a program. The DaemonSet names this image from now on.
-func (s *Set) PodKubelet(node, agent string) *rig.Kubelet {
+// PodKubelet is like [Set.Kubelet] for a Node that runs pods, of a cluster with [cluster.Kubelets]. It has the
+// verifier's image, with the files that pods use. The DaemonSet and the Deployment name this image from now on.
+func (s *Set) PodKubelet(node, agent, verifier string) *rig.Kubelet {
 	s.t.Helper()
 	k := s.Kubelet(node)
 	var err error
 	if k.Containers, err = cluster.Containers(s.t.Logf); err != nil {
 		s.t.Fatalf("containerd: %v", err)
 	}
-	s.Cluster.Kubectl(s.t, "-n", Own, "set", "image", "daemonset/mcs-attest-verifier", "verifier="+image)
-	k.Images = map[string]rig.Image{
-		image: {"usr/share/mcs-attest/agents/mcs-attest-agent-" + runtime.GOARCH: agent},
+	for workload, container := range map[string]string{
+		"daemonset/mcs-attest-verifier": "verifier", "deployment/mcs-attest-controller": "controller",
+	} {
+		s.Cluster.Kubectl(s.t, "-n", Own, "patch", workload, "-p", fmt.Sprintf(`{"spec": {"template": {"spec": `+
+			`{"containers": [{"name": %q, "image": %q, "imagePullPolicy": "IfNotPresent"}]}}}}`, container, image))
 	}
+	k.Images = map[string]rig.Image{image: {
+		Files: map[string]string{
+			"usr/bin/mcs-attest-verifier":                                    verifier,
+			"usr/share/mcs-attest/agents/mcs-attest-agent-" + runtime.GOARCH: agent,
+		},
+		User: "65532:65532", Entrypoint: []string{"/usr/bin/mcs-attest-verifier"},
+	}}
+	k.API, k.PodAPI = strings.TrimPrefix(s.Cluster.Admin().Host, "https://"), cluster.PodAPI
 	return k
 }
 

@@ -15,8 +15,12 @@ import (
 	"slices"
 )
 
-// Image is a container image: paths in it, and the programs of this host that it has there.
-type Image map[string]string
+// Image is a container image of one layer.
+type Image struct {
+	Files      map[string]string // paths in it, and the programs of this host that it has there
+	User       string            // UID:GID; root if empty
+	Entrypoint []string
+}
 
 // pause is the image of a pod's sandbox. Its program only exists.
 const pause = "localhost/pause:1"
@@ -59,7 +63,7 @@ func (r *Rig) containers(k *Kubelet) (files, programs map[string]string) {
 func (r *Rig) imageArchive(all map[string]Image) (path string) {
 	r.t.Helper()
 	all = maps.Clone(all)
-	all[pause] = Image{"bin/sleep": busybox}
+	all[pause] = Image{Files: map[string]string{"bin/sleep": busybox}, Entrypoint: []string{"/bin/sleep", "2147483647"}}
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	add := func(w *tar.Writer, name string, mode int64, content []byte) {
@@ -83,8 +87,8 @@ func (r *Rig) imageArchive(all map[string]Image) (path string) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		var layer bytes.Buffer
 		l := tar.NewWriter(&layer)
-		for _, to := range slices.Sorted(maps.Keys(all[name])) {
-			program, err := os.ReadFile(all[name][to])
+		for _, to := range slices.Sorted(maps.Keys(all[name].Files)) {
+			program, err := os.ReadFile(all[name].Files[to])
 			r.fatal(err, "image")
 			add(l, to, 0o755, program)
 		}
@@ -93,7 +97,8 @@ func (r *Rig) imageArchive(all map[string]Image) (path string) {
 		digest := hex.EncodeToString(sum[:])
 		add(w, digest+".tar", 0o644, layer.Bytes())
 		config := encode(map[string]any{
-			"architecture": runtime.GOARCH, "os": "linux", "config": map[string]any{"Cmd": []string{"/bin/sleep", "2147483647"}},
+			"architecture": runtime.GOARCH, "os": "linux",
+			"config": map[string]any{"Entrypoint": all[name].Entrypoint, "User": all[name].User},
 			"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest}},
 		})
 		sum = sha256.Sum256(config)

@@ -14,6 +14,10 @@ import (
 
 const busybox = "/bin/busybox"
 
+// applets are the commands of a root disk. The kubelet needs mount and umount for the volumes of pods.
+var applets = []string{"sh", "cat", "grep", "find", "sync", "poweroff", "sleep", "ls", "head", "mkdir", "mount",
+	"umount"}
+
 // rootFiles returns what each root file system has: an init that reports, and the files that
 // Ignition needs (accounts, os-release, an SELinux configuration that disables SELinux;
 // /etc/machine-id must be absent).
@@ -41,7 +45,7 @@ func (r *Rig) installBusybox(bin string) {
 	r.fatal(err, "busybox")
 	r.fatal(os.MkdirAll(bin, 0o755), "busybox")
 	r.fatal(os.WriteFile(filepath.Join(bin, "busybox"), b, 0o755), "busybox")
-	for _, applet := range []string{"sh", "cat", "grep", "find", "sync", "poweroff", "sleep", "ls", "head", "mkdir"} {
+	for _, applet := range applets {
 		r.fatal(os.Symlink("busybox", filepath.Join(bin, applet)), "busybox")
 	}
 }
@@ -72,7 +76,7 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 		names = append(names, name)
 	}
 	sort.Strings(names)
-	in := r.inputs("root").file(busybox)
+	in := r.inputs("root").file(busybox).text(applets...)
 	for _, name := range names {
 		in.text(name, files[name])
 	}
@@ -80,13 +84,13 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 		info, err := os.Stat(programs[name])
 		r.fatal(err, "root disk")
 		size += int(info.Size())
+		if name == images {
+			size += 6 * int(info.Size()) // each container has a copy of its image
+		}
 		in.text(name).file(programs[name])
 	}
 	if kubelet != nil {
 		size += 64 << 20 // space for the kubelet's state and logs
-		if kubelet.Containers != "" {
-			size += 128 << 20 // and for images, and the files of containers
-		}
 	}
 	return r.cached("root", "root disk", in, func(out string) {
 		tree, err := os.MkdirTemp(r.dir, "root-")

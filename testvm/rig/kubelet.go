@@ -15,15 +15,22 @@ type Kubelet struct {
 	// Programs is the folder that has the kubelet and "cri", cluster.Binaries.
 	Programs string
 	// Containers is the folder that has containerd, cluster.Containers. If it is set, the Node runs pods,
-	// and the kubelet can be reached at [Node.KubeletAddress].
+	// and the kubelet can be reached at [Node.Address].
 	Containers string
 	// Images are the images that this Node has, by name. It pulls no others.
 	Images map[string]Image
+	// Ports are more ports of the machine that can be reached at [Node.Address].
+	Ports []int
+	// API is the address of the API server on this host, and PodAPI the one that pods connect to, or both
+	// are empty.
+	API, PodAPI string
 	// Node is the name of its Node.
 	Node string
 	// Held: the kubelet does not start before [Node.Release].
 	Held bool
 }
+
+const kubeletPort = 10250
 
 // kubeletMemory is the memory of a machine with a kubelet, in MiB.
 const kubeletMemory = "1024"
@@ -72,10 +79,6 @@ func KubeletConfig() string {
 	}
 	return string(b)
 }
-
-// KubeletAddress returns the address of this host at which the kubelet of a machine with pods can be
-// reached.
-func (n *Node) KubeletAddress() string { return n.kubelet }
 
 // Release starts a kubelet that was held.
 func (n *Node) Release() {

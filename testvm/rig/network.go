@@ -45,10 +45,7 @@ func (n *Node) network(vm VM) (args, program []string) {
 		backend = "user,id=net,ipv6=on,ipv4=off"
 	}
 	if vm.Kubelet != nil && vm.Kubelet.Containers != "" {
-		port, err := freeport.Pick()
-		n.r.fatal(err, "kubelet")
-		n.kubelet = fmt.Sprintf("127.0.0.1:%d", port)
-		backend += ",hostfwd=tcp:" + n.kubelet + "-:10250"
+		backend += n.forward(vm.Kubelet)
 	}
 	args = append(args, "-netdev", backend)
 	if vm.Network.Late {
@@ -63,6 +60,28 @@ func (n *Node) network(vm VM) (args, program []string) {
 	}
 	return args, program
 }
+
+// forward returns the options that make ports of a machine with pods reachable, and the API server for its pods.
+func (n *Node) forward(k *Kubelet) (options string) {
+	n.r.t.Helper()
+	n.ports = map[int]string{}
+	for _, port := range append([]int{kubeletPort}, k.Ports...) {
+		here, err := freeport.Pick()
+		n.r.fatal(err, "port")
+		n.ports[port] = fmt.Sprintf("127.0.0.1:%d", here)
+		options += fmt.Sprintf(",hostfwd=tcp:%s-:%d", n.ports[port], port)
+	}
+	if k.API != "" {
+		host, port, err := net.SplitHostPort(k.API)
+		n.r.fatal(err, "API server")
+		options += fmt.Sprintf(",guestfwd=tcp:%s:443-cmd:busybox nc %s %s", k.PodAPI, host, port)
+	}
+	return options
+}
+
+// Address returns the address of this host that is forwarded to a port of a machine with pods, see
+// [Kubelet.Ports]. The kubelet's port is 10250.
+func (n *Node) Address(port int) string { return n.ports[port] }
 
 // withNameServer returns a program that starts another one with its own resolv.conf. Slirp forwards the
 // guest's queries to the server in that file.

@@ -77,7 +77,7 @@ type Node struct {
 	dir     string
 	overlay string
 	onLine  func(string)
-	kubelet string // where its kubelet can be reached, or empty
+	ports   map[int]string // the addresses of this host for ports of the guest
 
 	cmd   *exec.Cmd
 	stdin io.Writer // stdin of its console

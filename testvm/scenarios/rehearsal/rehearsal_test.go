@@ -44,8 +44,8 @@ func TestRehearsalRunsInAPodOfTheNode(t *testing.T) {
 	s.Provisioned("worker-0", "worker-0")
 	s.Enroll("worker-0", tpm)
 
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: s.PodKubelet("worker-0", r.Agent())})
-	c.Reach("worker-0", node.KubeletAddress())
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: s.PodKubelet(r, "worker-0")})
+	c.Reach("worker-0", node.Address(10250))
 	s.WaitNode("worker-0")
 	s.Linked("worker-0", "worker-0")
 	s.WaitPhase(uid, "Joined")
