@@ -168,7 +168,7 @@ const image = "registry.example.com/mcs-attest/mcs-attest-verifier:v0.3.0"
 
 // PodKubelet is like [Set.Kubelet] for a Node that runs pods, of a cluster with [cluster.Kubelets]. It has the
 // verifier's image, with the files that pods use. The DaemonSet and the Deployment name this image from now on.
-func (s *Set) PodKubelet(node, agent, verifier string) *rig.Kubelet {
+func (s *Set) PodKubelet(r *rig.Rig, node string) *rig.Kubelet {
 	s.t.Helper()
 	k := s.Kubelet(node)
 	var err error
@@ -183,8 +183,8 @@ func (s *Set) PodKubelet(node, agent, verifier string) *rig.Kubelet {
 	}
 	k.Images = map[string]rig.Image{image: {
 		Files: map[string]string{
-			"usr/bin/mcs-attest-verifier":                                    verifier,
-			"usr/share/mcs-attest/agents/mcs-attest-agent-" + runtime.GOARCH: agent,
+			"usr/bin/mcs-attest-verifier":                                    r.VerifierBinary(),
+			"usr/share/mcs-attest/agents/mcs-attest-agent-" + runtime.GOARCH: r.Agent(),
 		},
 		User: "65532:65532", Entrypoint: []string{"/usr/bin/mcs-attest-verifier"},
 	}}
