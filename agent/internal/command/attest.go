@@ -106,6 +106,9 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	if len(targets) == 0 {
 		return skip("the pointer config (%s) names no Machine Config Server", data.From)
 	}
+	for i := range targets {
+		a.addImageToken(config, &targets[i])
+	}
 	// A machine has one key, and only the first verifier certifies it.
 	targets[0].Certificate = config.Carries() == nil
 	authorities, err := config.CertificateAuthorities()
@@ -261,9 +264,7 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 		t := flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL, Proxy: proxy}
 		// A token in the URL is also sent in the header, which the verifier accepts even if its
 		// policy rejects one in the URL.
-		if t.Provisioning, t.Presented = config.Presented(s.Origin, s.Pool); t.Provisioning.Empty() {
-			t.Provisioning = a.imageToken(config, s.Origin)
-		}
+		t.Provisioning, t.Presented = config.Presented(s.Origin, s.Pool)
 		out = append(out, t)
 	}
 	return out, nil

@@ -189,7 +189,11 @@ func (a *agent) realRootTarget() (flow.Target, []*x509.Certificate, error) {
 	if err != nil {
 		return none, nil, fmt.Errorf("the pointer config: %w", err)
 	}
-	return a.onlyTarget(config)
+	t, authorities, err := a.onlyTarget(config)
+	if err == nil {
+		a.addImageToken(config, &t)
+	}
+	return t, authorities, err
 }
 
 // onlyTarget returns the only server of a pointer config and its authorities.
@@ -227,7 +231,10 @@ func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.
 		all, err = a.targets(config)
 		for _, own := range all {
 			if own.Origin == t.Origin && own.Pool == t.Pool {
-				t.Proxy, t.Provisioning = own.Proxy, own.Provisioning
+				t.Proxy = own.Proxy
+				if !own.Provisioning.Empty() {
+					t.Provisioning = own.Provisioning
+				}
 			}
 		}
 	}

@@ -90,6 +90,32 @@ func TestFirstboot_UsesTheProxyAndTheTokenOfTheMachinesPointerConfig(t *testing.
 	m.wantFullConfig(1)
 }
 
+// The pointer config of the pre-approved config leads only to the server that the image's token is for. The machine's
+// own one, which has no token, also leads to another server.
+func TestFirstboot_UsesTheImagesTokenBesideAnotherSource(t *testing.T) {
+	const token = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
+	m := newStock(t, func(v *verifiertest.Verifier) {
+		v.Required = []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2,
+			mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}
+		v.ProvisioningToken = token
+	})
+	image, err := pointer.Provision(m.verifier.Pointer("worker"), pointer.Provisioning{
+		Token: secret.New([]byte(token)), Origins: []string{m.verifier.Origin}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.paths.ProvisioningToken = filepath.Join(t.TempDir(), "provisioning-token")
+	m.write(m.paths.ProvisioningToken, string(image))
+	m.paths.IgnitionSystem = t.TempDir()
+	m.write(filepath.Join(m.paths.IgnitionSystem, "user.ign"), strings.Replace(string(m.verifier.Pointer("worker")),
+		`"merge":[`, `"merge":[{"source":"https://site.test/base.ign"},`, 1))
+	m.pause = func(time.Duration) error { return errKilled }
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
+	}
+	m.wantFullConfig(1)
+}
+
 // Another server's proxy and token are not for this one.
 func TestFirstboot_IgnoresAPointerConfigOfAnotherServer(t *testing.T) {
 	m := newStock(t)

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
@@ -19,6 +20,13 @@ const maxImageToken = 64 << 10
 const hintImageToken = "create the file with 'mcs-attest-verifier token provisioning pointer FILE', which prints a " +
 	"pointer config " +
 	"with the token, its servers and their certificate authority"
+
+// addImageToken gives the target of a pointer config the token of the image, if the config presents none.
+func (a *agent) addImageToken(config *pointer.Config, t *flow.Target) {
+	if t.Provisioning.Empty() {
+		t.Provisioning = a.imageToken(config, t.Origin)
+	}
+}
 
 // imageToken returns the provisioning token that the image holds for one server of the machine's
 // pointer config. The image stores it as a pointer config of its own, with the servers that the
