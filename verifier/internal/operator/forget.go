@@ -183,6 +183,12 @@ func (f *Folder) deleteRecord(ctx context.Context, uid string) error {
 	return errors.Join(err, records.Close())
 }
 
+// isManifest reports whether the verifier reads a file of this name.
+func isManifest(path string) bool {
+	name, ext := filepath.Base(path), filepath.Ext(path)
+	return !strings.HasPrefix(name, ".") && (ext == ".yaml" || ext == ".yml" || ext == ".json")
+}
+
 // file finds the file that a MachineAttestation is in, and reads it; "" if there is none.
 func (f *Folder) file(namespace, name string) (path string, raw []byte, err error) {
 	for _, dir := range []string{"attestations", "machines"} {
@@ -192,8 +198,7 @@ func (f *Folder) file(namespace, name string) (path string, raw []byte, err erro
 		}
 		for _, e := range entries {
 			path := f.Config.Path(dir, e.Name())
-			ext := filepath.Ext(path)
-			if strings.HasPrefix(e.Name(), ".") || ext != ".yaml" && ext != ".yml" && ext != ".json" {
+			if !isManifest(path) {
 				continue
 			}
 			raw, err := os.ReadFile(path)

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,13 +91,17 @@ func settings(c *config.Config, where string) ProvisioningSettings {
 
 // Policies are those in policies/.
 func (f *Folder) Policies(context.Context) (*policy.Set, error) {
-	paths, err := filepath.Glob(filepath.Join(f.Config.Path("policies"), "*.yaml"))
-	if err != nil {
-		return nil, err
+	entries, err := os.ReadDir(f.Config.Path("policies"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read policies: %w", err)
 	}
 	var all []policy.Parsed
 	var problems []manifests.Problem
-	for _, path := range paths {
+	for _, e := range entries {
+		path := f.Config.Path("policies", e.Name())
+		if !isManifest(path) {
+			continue
+		}
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("read policy: %w", err)

@@ -61,7 +61,8 @@ func waitProvisioning(cmd *cobra.Command, p provisioner, t provisioning.Tokens, 
 
 func noProvisioningToken(where string) error {
 	return hint.New(fmt.Errorf("there is no provisioning token (%s)", where),
-		"run 'token provisioning create'; without it, pools that require only this token are served to every caller")
+		"run 'token provisioning create'; without it, machines that need the token wait, unless their policy has "+
+			"whenAbsent: Open")
 }
 
 // current is the token, or why there is none.
