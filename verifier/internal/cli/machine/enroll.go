@@ -203,10 +203,14 @@ func addMachine(ctx context.Context, b env.Backend, s *admin.State, ref *v1alpha
 }
 
 // write writes an enrollment. If it replaces another TPM, the record of that one is deleted first: it would
-// deny the new TPM for good.
+// deny the new TPM for good. A dry run before that shows whether the enrollment can be written.
 func write(ctx context.Context, b env.Backend, o enrollOptions,
 	m *v1alpha1.MachineAttestation) (operator.Written, error) {
 	if o.write.Replace && o.write.DryRun == operator.DryRunNone {
+		dry := operator.Write{Replace: true, DryRun: operator.DryRunServer}
+		if _, err := b.Enroll(ctx, m.DeepCopy(), dry); err != nil {
+			return operator.Written{}, err
+		}
 		if _, err := b.ForgetFormer(ctx, m); err != nil {
 			return operator.Written{}, fmt.Errorf("nothing was written: %w", err)
 		}
