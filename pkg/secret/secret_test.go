@@ -38,3 +38,19 @@ func TestBytes_NoFormatterPrintsASecret(t *testing.T) {
 		t.Error("Expose lost the secret")
 	}
 }
+
+func TestBytes_IsEmptyOnlyWithoutBytes(t *testing.T) {
+	for name, c := range map[string]struct {
+		s     secret.Bytes
+		empty bool
+	}{
+		"the zero value": {secret.Bytes{}, true},
+		"an empty slice": {secret.New([]byte{}), true},
+		"one byte":       {secret.New([]byte{0}), false},
+		"several bytes":  {secret.New([]byte("hunter2")), false},
+	} {
+		if got := c.s.Empty(); got != c.empty {
+			t.Errorf("%s: got %v, want %v", name, got, c.empty)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -77,5 +78,31 @@ func TestRequiredIsCanonical(t *testing.T) {
 		if got := transcript.Required(c.kinds, 0x000B, c.pcrs); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
 		}
+	}
+}
+
+func TestRequired_NamesTheBank(t *testing.T) {
+	for bank, want := range map[uint16]string{
+		0x0004: "tpm2;sha1:0", 0x000B: "tpm2;sha256:0", 0x000C: "tpm2;sha384:0", 0x000D: "tpm2;sha512:0",
+		0x0012: "tpm2;0x0012:0",
+	} {
+		if got := transcript.Required([]evidence.Kind{evidence.TPM2}, bank, []int{0}); got != want {
+			t.Errorf("bank 0x%04x: got %q, want %q", bank, got, want)
+		}
+	}
+}
+
+func TestRequired_LeavesTheCallersListsInTheirOrder(t *testing.T) {
+	kinds, pcrs := []evidence.Kind{evidence.AWSIID, evidence.TPM2}, []int{11, 7}
+	transcript.Required(kinds, 0x000B, pcrs)
+	if !slices.Equal(kinds, []evidence.Kind{evidence.AWSIID, evidence.TPM2}) || !slices.Equal(pcrs, []int{11, 7}) {
+		t.Errorf("got %v and %v", kinds, pcrs)
+	}
+}
+
+// proto/README.md has this length. An agent in the field fails if the verifier's output has another one.
+func TestExporterSize_IsThatOfTheContract(t *testing.T) {
+	if transcript.ExporterSize != 32 {
+		t.Errorf("got %d bytes, want 32", transcript.ExporterSize)
 	}
 }
