@@ -3,6 +3,7 @@
 package restore_test
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -97,6 +98,54 @@ func TestRepair(t *testing.T) {
 			t.Errorf("%s: written again: %+v", name, got.Status)
 		}
 	}
+	// The record kept its quarantine, so no condition is due when something else is repaired.
+	kept := rec(func(s *v1alpha1.MachineAttestationStatus) { s.Quarantined = true })
+	if got := restore.Repair(kept, m, all, now); got == nil || restore.Unconfirmed(got) || restore.Unconfirmed(kept) {
+		t.Errorf("a quarantine that was not lost: %+v", got)
+	}
+}
+
+func TestRepair_LeavesTheRecordThatWasRead(t *testing.T) {
+	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	for name, l := range map[string]restore.Latch{
+		"a quarantine":   {Quarantined: true},
+		"a join":         {Joined: true},
+		"a grant":        {GrantUsed: now, GrantAttestations: 2},
+		"a certificate":  {Certificate: restore.UsedCertificate},
+		"several states": {Quarantined: true, Joined: true, GrantUsed: now, Certificate: restore.UsedCertificate},
+	} {
+		read := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{
+			MachineUID: "u", Certificate: &v1alpha1.CertificateStatus{Node: "n"},
+		}}
+		was := read.DeepCopy()
+		if got := restore.Repair(read, m, l, now); got == nil {
+			t.Errorf("%s: not recorded", name)
+		}
+		if !reflect.DeepEqual(read, was) {
+			t.Errorf("%s: the record that was read is changed: %+v", name, read)
+		}
+	}
+}
+
+func TestUnconfirmed_IsOnlyTheConditionOfARestore(t *testing.T) {
+	for name, c := range map[string]struct {
+		conditions []metav1.Condition
+		want       bool
+	}{
+		"no condition":      {nil, false},
+		"another condition": {[]metav1.Condition{{Type: "Ready", Status: "True", Reason: "EtcdRestored"}}, false},
+		"another reason":    {[]metav1.Condition{{Type: "Quarantined", Status: "True", Reason: "SpecSaysSo"}}, false},
+		"false":             {[]metav1.Condition{{Type: "Quarantined", Status: "False", Reason: "EtcdRestored"}}, false},
+		"true":              {[]metav1.Condition{{Type: "Quarantined", Status: "True", Reason: "EtcdRestored"}}, true},
+	} {
+		rec := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{Conditions: c.conditions}}
+		if got := restore.Unconfirmed(rec); got != c.want {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
+		if got := restore.Confirmed(rec, now); (got != nil) != c.want {
+			t.Errorf("%s: confirmed: %+v", name, got)
+		}
+	}
 }
 
 func TestConfirmed(t *testing.T) {
@@ -144,6 +193,10 @@ func TestAttack_T58_ARestoredCertificateThatWasUsedIsNotReplaced(t *testing.T) {
 	if got := restore.Repair(nil, m, restore.Latch{Certificate: restore.UsedCertificate}, now); got != nil {
 		t.Errorf("without a record: %+v", got.Status)
 	}
+	without := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{Phase: v1alpha1.PhaseJoined}}
+	if got := restore.Repair(without, m, was, now); got != nil {
+		t.Errorf("without a certificate: %+v", got.Status)
+	}
 }
 
 func TestLatch_StricterCombinesBoth(t *testing.T) {
@@ -158,8 +211,31 @@ func TestLatch_StricterCombinesBoth(t *testing.T) {
 			}
 		}
 	}
-	if !(restore.Latch{Node: "n"}).Empty() || all.Empty() {
-		t.Error("Empty is wrong")
+}
+
+func TestLatch_HasEachStateThatABackupCanRevoke(t *testing.T) {
+	for name, c := range map[string]struct {
+		l     restore.Latch
+		empty bool
+	}{
+		"no state":              {restore.Latch{}, true},
+		"a node":                {restore.Latch{Node: "n"}, true},
+		"an unused certificate": {restore.Latch{Certificate: restore.UnusedCertificate}, true},
+		"a used certificate":    {restore.Latch{Certificate: restore.UsedCertificate}, false},
+		"a quarantine":          {restore.Latch{Quarantined: true}, false},
+		"a join":                {restore.Latch{Joined: true}, false},
+		"a grant":               {restore.Latch{GrantUsed: now}, false},
+	} {
+		if got := c.l.Empty(); got != c.empty {
+			t.Errorf("%s: empty is %v", name, got)
+		}
+		if !c.l.Covers(c.l) || !c.l.Covers(restore.Latch{}) {
+			t.Errorf("%s: does not cover itself or no state", name)
+		}
+		// Without a certificate, a record can lose no use of it.
+		if got := (restore.Latch{}).Covers(c.l); got != (c.empty || c.l.Certificate == restore.UsedCertificate) {
+			t.Errorf("%s: no state covers it: %v", name, got)
+		}
 	}
 }
 
@@ -184,7 +260,8 @@ func TestMachine_IsAsStrictAsBefore(t *testing.T) {
 		"a restriction is lost": {restore.Known{EKSHA256: list{"a"}}, machine.Machine{}, list{"a"}, nil, false},
 		"another pool": {restore.Known{Pools: list{"infra"}}, machine.Machine{Pools: list{"master"}}, nil,
 			list{"infra"}, false},
-		"it was being deleted": {restore.Known{Deleting: true}, machine.Machine{}, nil, nil, true},
+		"it was being deleted":    {restore.Known{Deleting: true}, machine.Machine{}, nil, nil, true},
+		"it is being deleted now": {restore.Known{}, machine.Machine{Deleting: true}, nil, nil, true},
 	} {
 		got := restore.Machine(c.before, c.now)
 		if !slices.Equal(got.EKSHA256, c.eks) || !slices.Equal(got.Pools, c.pools) || got.Deleting != c.deleted {
@@ -209,11 +286,29 @@ func TestEnrollment_IsAsStrictAsBefore(t *testing.T) {
 			want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
 		"a grant": {before: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil },
 			want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
-		"a later end":    {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
-		"no end":         {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil }},
-		"an earlier end": {before: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
-		"another EK":     {now: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b"} }},
-		"one more EK":    {now: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b", "a"} }},
+		"the grant was removed": {now: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil },
+			want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
+		"a later end":           {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
+		"no end":                {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil }},
+		"an earlier end":        {before: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
+		"an end where none was": {before: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil }},
+		"never an end": {
+			before: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil },
+			now:    func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil },
+			want:   func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil },
+		},
+		"an EK is removed now": {
+			before: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b", "a"} },
+		},
+		"a rehearsal now": {
+			now:  func(s *v1alpha1.MachineAttestationSpec) { s.Rehearsal = &v1alpha1.RehearsalTicket{} },
+			want: func(s *v1alpha1.MachineAttestationSpec) { s.Rehearsal = &v1alpha1.RehearsalTicket{} },
+		},
+		"a rehearsal before": {
+			before: func(s *v1alpha1.MachineAttestationSpec) { s.Rehearsal = &v1alpha1.RehearsalTicket{} },
+		},
+		"another EK":  {now: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b"} }},
+		"one more EK": {now: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b", "a"} }},
 		"another Machine": {now: func(s *v1alpha1.MachineAttestationSpec) {
 			s.MachineRef = &v1alpha1.MachineReference{Name: "two"}
 		}},
@@ -239,6 +334,7 @@ func TestEnrollment_IsAsStrictAsBefore(t *testing.T) {
 		got := restore.Enrollment(before, present)
 		if !slices.Equal(got.EKSHA256, want.EKSHA256) || got.ExpectedProviderID != want.ExpectedProviderID ||
 			got.MachineRef.Name != want.MachineRef.Name || got.Quarantined != want.Quarantined ||
+			(got.Rehearsal == nil) != (want.Rehearsal == nil) ||
 			!got.NotAfter.Equal(want.NotAfter) || !restore.SameGrant(got, want) {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
@@ -261,6 +357,16 @@ func TestUnknown_KeepsOnlyTheQuarantine(t *testing.T) {
 	if _, more := restore.Unknown(v1alpha1.MachineAttestationSpec{Pool: "worker"}); !more {
 		t.Error("a stand-in is a Machine")
 	}
+	for name, part := range map[string]v1alpha1.MachineAttestationSpec{
+		"one EK":      {EKSHA256: []string{"a"}},
+		"an instance": {ExpectedProviderID: "p"},
+		"a grant":     {Reattest: &v1alpha1.ReattestGrant{}},
+	} {
+		part.MachineRef = full.MachineRef
+		if _, more := restore.Unknown(part); !more {
+			t.Errorf("%s is only a quarantine", name)
+		}
+	}
 }
 
 func TestToken_OfABackup(t *testing.T) {
@@ -272,39 +378,57 @@ func TestToken_OfABackup(t *testing.T) {
 	type data = map[string][]byte
 	in := func(d time.Duration) []byte { return []byte(now.Add(d).Format(time.RFC3339)) }
 	a, b, c := data{"token": []byte(tokenA)}, data{"token": []byte(tokenB)}, data{"token": []byte(tokenC)}
-	grace := data{"token": []byte(tokenB), "previous-token": []byte(tokenA), "previous-expires": in(time.Hour)}
+	two := func(current, previous string, end time.Duration) data {
+		return data{"token": []byte(current), "previous-token": []byte(previous), "previous-expires": in(end)}
+	}
+	grace := two(tokenB, tokenA, time.Hour)
 	for name, test := range map[string]struct {
 		before data
 		read   []data // in sequence
 		ok     bool   // the last one is accepted
+		known  bool   // it is compared with the state from before
 	}{
-		"the same":                          {b, []data{b}, true},
-		"never one":                         {nil, []data{nil}, true},
-		"the previous one, in its grace":    {grace, []data{a}, true},
-		"voided":                            {b, []data{a}, false},
-		"voided, and read again":            {b, []data{a, a}, false},
-		"deleted since":                     {nil, []data{a}, false},
-		"from before there was one":         {b, []data{nil}, false},
-		"the Secret is deleted":             {b, []data{a, nil}, false},
-		"the Secret that is missing, again": {b, []data{nil, nil}, false},
-		"another one":                       {b, []data{a, c}, true},
-		"another one after none":            {b, []data{nil, c}, true},
-		"the former one again":              {b, []data{a, b}, true},
-		"another one, with the voided one": {b, []data{a, {"token": []byte(tokenC), "previous-token": []byte(tokenA),
-			"previous-expires": in(time.Hour)}}, false},
-		"malformed": {b, []data{{"token": []byte("x")}}, false},
+		"the same":                                        {b, []data{b}, true, true},
+		"the same, read again":                            {b, []data{b, b}, true, true},
+		"never one":                                       {nil, []data{nil}, true, true},
+		"the previous one, in its grace":                  {grace, []data{a}, true, true},
+		"both, for as long":                               {grace, []data{grace}, true, true},
+		"both, for less long":                             {grace, []data{two(tokenB, tokenA, time.Minute)}, true, true},
+		"both, for longer":                                {grace, []data{two(tokenB, tokenA, 61*time.Minute)}, false, false},
+		"both, from before the rotation":                  {grace, []data{two(tokenA, tokenB, 2*time.Hour)}, true, true},
+		"the previous one, after its grace":               {two(tokenB, tokenA, 0), []data{a}, false, false},
+		"voided":                                          {b, []data{a}, false, false},
+		"voided, and read again":                          {b, []data{a, a}, false, false},
+		"deleted since":                                   {nil, []data{a}, false, false},
+		"from before there was one":                       {b, []data{nil}, false, false},
+		"the Secret is deleted":                           {b, []data{a, nil}, false, false},
+		"the Secret that is missing, again":               {b, []data{nil, nil}, false, false},
+		"another one":                                     {b, []data{a, c}, true, false},
+		"another one after none":                          {b, []data{nil, c}, true, false},
+		"the former one again":                            {b, []data{a, b}, true, true},
+		"deleted again, as before":                        {nil, []data{a, nil}, false, true},
+		"another one, with the voided one":                {b, []data{a, two(tokenC, tokenA, time.Hour)}, false, false},
+		"another one, with the voided one that has ended": {b, []data{a, two(tokenC, tokenA, 0)}, true, false},
+		"another one, with the voided previous one":       {nil, []data{grace, two(tokenC, tokenA, time.Hour)}, false, false},
+		"the voided previous one":                         {nil, []data{grace, a}, false, false},
+		"malformed":                                       {b, []data{{"token": []byte("x")}}, false, false},
+		"malformed, after a voided one":                   {b, []data{a, {"token": []byte("x")}}, false, false},
 	} {
 		view := provisioning.View{}.Gone(now)
 		if test.before != nil {
 			view, _ = provisioning.View{}.Read(now, test.before, time.Hour)
 		}
 		token := &restore.Token{Before: view}
-		got := false
+		got, known := false, provisioning.View{}
 		for _, d := range test.read {
-			_, got = token.Accept(now, d)
+			known, got = token.Accept(now, d)
 		}
-		if got != test.ok {
-			t.Errorf("%s: accepted %v", name, got)
+		want := provisioning.View{}
+		if test.known {
+			want = view
+		}
+		if got != test.ok || !reflect.DeepEqual(known, want) {
+			t.Errorf("%s: accepted %v, compared with %+v", name, got, known)
 		}
 	}
 }
