@@ -126,7 +126,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	want, err := approver.NewRequest(rec, r.o.Lifetime, r.o.Now())
 	if err != nil {
-		// The front checked the same. The machine has joined since, or the record is forged.
+		switch reason.From(err).Code {
+		case reason.TokenSuperseded, reason.MachineJoined, reason.Quarantined:
+			return reconcile.Result{}, nil // the machine does not wait anymore
+		}
+		// The front checked the same, so the record is forged.
 		r.o.Log.Warn("a recorded request for a node's certificate is not valid", "machine", req.Name, "error", err)
 		return reconcile.Result{}, nil
 	}

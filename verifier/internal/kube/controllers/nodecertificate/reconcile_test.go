@@ -3,6 +3,7 @@
 package nodecertificate
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -13,6 +14,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
+	"log/slog"
 	"math/big"
 	"strings"
 	"testing"
@@ -304,6 +306,33 @@ func TestReconcile_DeliversOnlyToTheMachineThatRequested(t *testing.T) {
 			s.ok(s.reconcile())
 			if s.rec.Status.Certificate != nil {
 				t.Errorf("%+v", s.rec.Status.Certificate)
+			}
+		})
+	}
+}
+
+// The controller evaluates a recorded request each minute, as long as the record exists. A machine that stopped waiting
+// is no reason for a warning.
+func TestReconcile_WarnsOnlyOfARequestThatIsNotValid(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*site)
+		warns  bool
+	}{
+		"a token that ended":    {func(s *site) { s.rec.Status.Token.Expiry = metav1.NewTime(time.Now()) }, false},
+		"a quarantined machine": {func(s *site) { s.rec.Status.Quarantined = true }, false},
+		"a machine that joined": {func(s *site) { s.rec.Status.Phase = v1alpha1.PhaseJoined }, false},
+		"a forged request": {func(s *site) {
+			s.rec.Status.CertificateRequest.Request = s.request("system:admin")
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			var log bytes.Buffer
+			s.o.Log = slog.New(slog.NewTextHandler(&log, nil))
+			c.change(s)
+			s.ok(s.reconcile())
+			if warns := strings.Contains(log.String(), "level=WARN"); warns != c.warns {
+				t.Errorf("log: %s", log.String())
 			}
 		})
 	}
