@@ -159,3 +159,22 @@ func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 		}
 	}
 }
+
+// A report of a later failure goes to the verifier that issued a ticket, and not to the last server.
+func TestAttest_KeepsTheNoteOfTheVerifierThatIssuedATicket(t *testing.T) {
+	verifier, other := &verifiertest.Verifier{}, &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_OFF}
+	verifier.Start(t)
+	other.Start(t)
+	entry := func(v *verifiertest.Verifier) string { return `{"source":"` + v.Origin + `/config/worker"}` }
+	status, output, _ := attestMetal(t, swtpmtest.Start(t, "sha256").Socket,
+		pointerOf(authorityOf(verifier)+","+authorityOf(other), entry(verifier), entry(other)), "")
+	if status != 0 {
+		t.Fatalf("status %d\n%s", status, output)
+	}
+	t.Setenv("SERVICE_RESULT", "exit-code")
+	var out bytes.Buffer
+	status = command.Main(context.Background(), []string{"report", "ignition-disks.service"}, &out, &out)
+	if status != 0 || len(verifier.Reports()) != 1 || len(other.Reports()) != 0 {
+		t.Errorf("status %d, %d and %d reports\n%s", status, len(verifier.Reports()), len(other.Reports()), out.String())
+	}
+}

@@ -26,13 +26,13 @@ type Note struct {
 	Origin      string `json:"origin"`
 	Authorities string `json:"authorities"` // PEM
 	Proxy       string `json:"proxy,omitempty"`
-	Ticket      string `json:"ticket,omitempty"`
+	Ticket      string `json:"ticket"`
 }
 
 const noteFile = "ticket.json"
 
-// ErrNoNote reports that this boot attested to no verifier, so there is none to report to.
-var ErrNoNote = errors.New("this boot attested to no verifier")
+// ErrNoNote reports that no verifier issued a ticket in this boot, so there is none to report to.
+var ErrNoNote = errors.New("no verifier issued a ticket in this boot")
 
 // Encode returns certificates in PEM.
 func Encode(certificates []*x509.Certificate) string {
