@@ -67,11 +67,17 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout)
 	defer cancel()
-	select {
-	case g.slots <- struct{}{}:
-		defer func() { <-g.slots }()
-	case <-ctx.Done():
-		return nil, reason.Deny(reason.RateLimited, "%d responses are being read", cap(g.slots))
+	needed := []chan struct{}{g.slots}
+	if !r.proven() {
+		needed = []chan struct{}{g.strangers, g.slots}
+	}
+	for _, slots := range needed {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			return nil, reason.Deny(reason.RateLimited, "%d responses are being read", cap(slots))
+		}
 	}
 	// Another request may have fetched it meanwhile.
 	if res := g.cache.get(q, g.Now()); res != nil {

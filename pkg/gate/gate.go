@@ -134,7 +134,7 @@ type Config struct {
 	// 9 s.
 	AnswerTimeout time.Duration
 	// Concurrent limits how many upstream responses are read, and held in memory, at the same
-	// time. Default 32.
+	// time. Requests without a valid token have at most half of them. Default 32.
 	Concurrent int
 	// MaxConfig limits the upstream's response in bytes. Default 16 MiB.
 	MaxConfig int
@@ -149,15 +149,18 @@ func New(c Config) http.Handler {
 	if c.CorrelationID == nil {
 		c.CorrelationID = func() string { return "" }
 	}
-	return &gate{Config: c, slots: make(chan struct{}, c.Concurrent)}
+	return &gate{Config: c, slots: make(chan struct{}, c.Concurrent),
+		strangers: make(chan struct{}, max(c.Concurrent/2, 1))}
 }
 
 type gate struct {
 	Config
-	known  digests
-	cache  cache
-	slots  chan struct{}
-	health health
+	known digests
+	cache cache
+	slots chan struct{}
+	// strangers has the slots of the requests that proved nothing, which are at most half of all.
+	strangers chan struct{}
+	health    health
 }
 
 // health caches the result of Healthy.
@@ -227,6 +230,11 @@ type request struct {
 	presented  presentedTokens
 	decision   Decision
 	began      time.Time
+}
+
+// proven reports whether a valid token, or the provisioning token, opened the pool.
+func (r *request) proven() bool {
+	return r.decision.Outcome == "allowed" && (r.claims != nil || r.decision.Provisioning.Valid())
 }
 
 func (g *gate) config(w http.ResponseWriter, r *http.Request) {

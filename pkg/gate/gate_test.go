@@ -12,10 +12,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -543,6 +545,50 @@ func TestConcurrent_LimitsUpstreamResponses(t *testing.T) {
 	g.ServeHTTP(rec, get("/config/worker", ""))
 	if rec.Code != http.StatusOK {
 		t.Errorf("the slot was not given back: %d", rec.Code)
+	}
+}
+
+// Clients without a token use up the slots of an open pool. A machine of another pool with a valid token, or with the
+// provisioning token, still receives its config.
+func TestAttack_T61_ClientsWithoutATokenLeaveSlotsToProvenMachines(t *testing.T) {
+	f := newFixture()
+	f.Concurrent, f.UpstreamTimeout = 4, 50*time.Millisecond
+	f.Observe, f.Requested = nil, nil
+	f.Policy = func(pool string) (PoolPolicy, error) {
+		if pool == "open" {
+			return PoolPolicy{Mode: Audit}, nil
+		}
+		return PoolPolicy{ProvisioningToken: pool == "shared"}, nil
+	}
+	view := shared(t)
+	f.Provisioning.View = func() provisioning.View { return view }
+	entered, leave := make(chan struct{}, 8), make(chan struct{})
+	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/open") {
+			entered <- struct{}{}
+			<-leave
+		}
+		serve(config34).ServeHTTP(w, r)
+	})
+	g := New(f.Config)
+	var flood sync.WaitGroup
+	for i := range 8 {
+		presented := []string{"", good}[i%2] // a token for another pool proves nothing here
+		flood.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/open", presented)) })
+	}
+	<-entered
+	<-entered
+	for pool, presented := range map[string]string{"worker": good, "shared": current} {
+		rec := httptest.NewRecorder()
+		if g.ServeHTTP(rec, get("/config/"+pool, presented)); rec.Code != http.StatusOK {
+			t.Errorf("pool %s: status %d during the flood", pool, rec.Code)
+		}
+	}
+	close(leave)
+	flood.Wait()
+	rec := httptest.NewRecorder()
+	if g.ServeHTTP(rec, get("/config/open", "")); rec.Code != http.StatusOK {
+		t.Errorf("after the flood: status %d", rec.Code)
 	}
 }
 
