@@ -13,9 +13,10 @@ import (
 )
 
 // gather collects the required evidence of the cloud. A failure that may be temporary is a
-// *cloudError; every other error is final.
+// *cloudError; every other error is final. If partial is true, gather prints such an error and leaves that
+// evidence out.
 func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Binding,
-	ch *mcsattestv1.CloudChallenge) ([]*mcsattestv1.CloudEvidence, error) {
+	ch *mcsattestv1.CloudChallenge, partial bool) ([]*mcsattestv1.CloudEvidence, error) {
 	var all []*mcsattestv1.CloudEvidence
 	for _, kind := range kinds {
 		if f.Cloud == nil || !f.Cloud.Makes(kind) {
@@ -33,6 +34,11 @@ func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Bin
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
 		case errors.As(err, &fault) && fault.Temporary:
 			return nil, &cloudError{kind, err}
+		case partial:
+			f.Console.Step("%v", (&cloudError{kind, err}).missing())
+			if fault != nil {
+				f.Console.Hint(fault.Hint)
+			}
 		default:
 			return nil, (&cloudError{kind, err}).missing()
 		}

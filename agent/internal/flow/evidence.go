@@ -98,7 +98,7 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch cha
 	// The clouds come first: their services answer within milliseconds, or not at all.
 	var err error
 	if req.Cloud, err = f.gather(ctx, kinds, evidence.Binding{Transcript: h, Origin: fields.Origin},
-		ch.GetCloud()); err != nil {
+		ch.GetCloud(), fields.Rehearsal); err != nil {
 		return nil, err
 	}
 	if proves(evidence.TPM2) {

@@ -122,6 +122,40 @@ func TestRehearse_SendsIncompleteEvidence(t *testing.T) {
 	}
 }
 
+// faultyCloud has a metadata service that has no evidence for this machine.
+type faultyCloud struct{ noCloud }
+
+func (faultyCloud) Makes(kind evidence.Kind) bool { return kind == evidence.AWSSTS }
+
+func (faultyCloud) Evidence(context.Context, evidence.Kind, evidence.Binding, *mcsattestv1.CloudChallenge) (
+	*mcsattestv1.CloudEvidence, error) {
+	return nil, &metadata.Fault{Problem: "there is none", Hint: "assign a role"}
+}
+
+// A first boot would fail for the same reason, so this is a result.
+func TestRehearse_LeavesOutEvidenceThatTheCloudDoesNotHave(t *testing.T) {
+	m := newMachine(t)
+	m.flow.Cloud = faultyCloud{}
+	var got *mcsattestv1.RehearseRequest
+	v := rehearsing(t, &verifiertest.Verifier{
+		Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2,
+			mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_STS},
+		RehearseFunc: func(r *mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error) {
+			got = r
+			return &mcsattestv1.RehearseResponse{Reason: mcsattestv1.Reason_REASON_EVIDENCE_MISSING}, nil
+		},
+	})
+	res, err := m.rehearse(v)
+	ok(t, err)
+	if res.GetPasses() || got.GetTpm2() == nil || got.GetCloud() != nil || len(m.slept) != 0 {
+		t.Errorf("sent %v, received %v, paused %v", got, res, m.slept)
+	}
+	if out := m.console.String(); !strings.Contains(out, "[aws-sts]") || !strings.Contains(out, "there is none") ||
+		!strings.Contains(out, "hint: assign a role") {
+		t.Errorf("console:\n%s", out)
+	}
+}
+
 func TestRehearse_EndsWithAResultAtTheChallenge(t *testing.T) {
 	res, err := newMachine(t).rehearse(rehearsing(t, &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_OFF}))
 	ok(t, err)
