@@ -255,6 +255,7 @@ func without(t testing.TB, config []byte) (o map[string]any) {
 }
 
 func TestWith_ChangesOnlyTheTokenOfTheKubeconfig(t *testing.T) {
+	tail := "other: " + strings.Repeat("a", 2000) + "\n"
 	for _, c := range []struct {
 		name, version string
 		change        func(*file)
@@ -293,7 +294,13 @@ func TestWith_ChangesOnlyTheTokenOfTheKubeconfig(t *testing.T) {
 		{"with the lines of another system", "3.2.0",
 			func(f *file) { f.kubeconfig = strings.ReplaceAll(kubeconfig, "\n", "\r\n") }},
 		{"a user without any credential beside it", "3.2.0",
-			func(f *file) { f.kubeconfig += "- name: unused\n  user: {}\n- name: none\n" }},
+			func(f *file) {
+				f.kubeconfig += "- name: unused\n  user: {}\n- name: null\n  user: null\n- name: none\n"
+			}},
+		{"an empty line before it", "3.2.0", func(f *file) { f.kubeconfig = "\n" + f.kubeconfig }},
+		{"with more after the token than before it", "3.2.0", func(f *file) { f.kubeconfig += tail }},
+		{"base64, with more after the token than before it", "3.2.0",
+			func(f *file) { f.header, f.kubeconfig = "data:;base64,", f.kubeconfig+tail }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := honest()
@@ -363,8 +370,16 @@ func TestFind_RejectsUnsupportedConfigs(t *testing.T) {
 		{"a compression that is not known", func(f *file) { f.compression = "xz" }, "compression"},
 		{"not compressed at all", func(f *file) { f.compression, f.source = "gzip", "data:,plain" }, "decompressed"},
 		{"a hash of something else", func(f *file) { f.hash = "wrong" }, "hash"},
+		{"a file that is cut off", func(f *file) {
+			all := packed([]byte(kubeconfig))
+			f.compression, f.source = "gzip", "data:;base64,"+base64.StdEncoding.EncodeToString(all[:len(all)-1])
+		}, "decompressed"},
 		{"something appended, in 2.x", func(f *file) { f.members = `, "append": true` }, "appended"},
 		{"something appended, in 3.x", func(f *file) { f.members = `, "append": [{"source": "data:,x"}]` }, "appended"},
+		{"an appended list after an empty one", func(f *file) {
+			f.members = `, "append": [], "append": [{"source": "data:,x"}]`
+		}, "twice"},
+		{"a filesystem that is a number", func(f *file) { f.members = `, "filesystem": 1` }, "filesystem is not a string"},
 		{"another filesystem", func(f *file) { f.members = `, "filesystem": "data"` }, "filesystem"},
 		{"contents twice", func(f *file) { f.members = `, "contents": {}` }, "twice"},
 		{"contents twice, in capitals", func(f *file) { f.members = `, "CONTENTS": {}` }, "twice"},
@@ -372,17 +387,31 @@ func TestFind_RejectsUnsupportedConfigs(t *testing.T) {
 		{"no YAML", func(f *file) { f.kubeconfig = "\t{" }, "not YAML"},
 		{"nothing", func(f *file) { f.source = "data:," }, "not YAML"},
 		{"two documents", func(f *file) { f.kubeconfig += "---\na: 1\n" }, "more than one document"},
+		{"UTF-16", func(f *file) {
+			f.kubeconfig = "\xff\xfe" + strings.Join(strings.Split(f.kubeconfig, ""), "\x00") + "\x00"
+		}, "not plain UTF-8"},
 		{"a byte order mark", func(f *file) { f.kubeconfig = "\ufeff" + f.kubeconfig }, "UTF-8"},
 		{"no token", replace("token: "+shared, "{}"), "no token"},
 		{"an empty token", replace(shared, `""`), "no token"},
 		{"a token that is a number", replace(shared, digits), "no token"},
 		{"a token that is a list", replace(shared, "[a]"), "no token"},
+		{"a token that is an object", replace(shared, "{a: b}"), "no token"},
 		{"a token of two words", replace(shared, shared+"\n      more"), "no token"},
 		{"the token twice", replace("    token:", "    token: other\n    token:"), "ambiguous"},
 		{"the token in capitals", replace("    token:", "    Token:"), "ambiguous"},
 		{"the users twice", func(f *file) { f.kubeconfig += "users: []\n" }, "ambiguous"},
-		{"the token by reference", replace("token: "+shared, "token: *t"), ""},
-		{"the user by reference", replace("user:\n    token", "user: &u\n    <<: *u\n    token"), ""},
+		{"the token by reference", func(f *file) {
+			f.kubeconfig = "x: &t abc\n" + strings.Replace(f.kubeconfig, shared, "*t", 1)
+		}, ""},
+		{"the user by reference", func(f *file) {
+			f.kubeconfig = "x: &u {password: a}\n" + strings.Replace(f.kubeconfig, "    token", "    <<: *u\n    token", 1)
+		}, ""},
+		{"a merged user", replace("    token", "    <<: {password: a}\n    token"), ""},
+		{"a merged context", replace("    user: kubelet", "    <<: {user: other}\n    user: kubelet"), "it has references"},
+		{"the current context by reference", func(f *file) {
+			f.kubeconfig = "x: &c kubelet\n" + strings.Replace(f.kubeconfig, "text: kubelet", "text: *c", 1)
+		}, "it has references"},
+		{"a name that is a list", func(f *file) { f.kubeconfig += "? [a]\n: b\n" }, "it has references"},
 		{"a token behind a tag", replace(shared, "!!str "+shared), "cannot be located"},
 		{"a token in a block", replace(shared, "|-\n      "+shared), "cannot be located"},
 		{"an escape in the token", replace(shared, `"\x61"`), "cannot be located"},
@@ -390,9 +419,43 @@ func TestFind_RejectsUnsupportedConfigs(t *testing.T) {
 			"has a token"},
 		{"another user's certificate", func(f *file) { f.kubeconfig += "- name: other\n  user: {client-key-data: a2V5}\n" },
 			"client-key-data"},
+		{"another user's token in capitals", func(f *file) {
+			f.kubeconfig += "- name: other\n  user: {Token: " + own + "}\n"
+		}, "token is ambiguous"},
+		{"another user's token behind a tag", func(f *file) {
+			f.kubeconfig += "- name: other\n  user: !!null {token: " + own + "}\n"
+		}, "has a token"},
+		{"another user's program in capitals", func(f *file) { f.kubeconfig += "- name: other\n  user: {EXEC: {}}\n" },
+			"a user has exec"},
+		{"another user that is a text", func(f *file) { f.kubeconfig += "- name: other\n  user: x\n" },
+			"a user has tokenFile"},
+		{"another user that is a list", func(f *file) { f.kubeconfig += "- name: other\n  user: [token, x]\n" },
+			"a user has tokenFile"},
+		{"an entry of users that is a text", func(f *file) { f.kubeconfig += "- x\n" },
+			"the parent of user is not an object"},
 		{"a file beside the token", replace("    token:", "    tokenFile: /run/token\n    token:"), "tokenFile"},
 		{"a program beside the token", replace("    token:", "    exec: {command: a}\n    token:"), "exec"},
 		{"a user of the same name", func(f *file) { f.kubeconfig += "- name: kubelet\n  user: {}\n" }, "same name"},
+		{"the current context twice", func(f *file) { f.kubeconfig += "current-context: kubelet\n" },
+			"current-context is ambiguous"},
+		{"an empty current context", replace("current-context: kubelet", `current-context: ""`), "no current-context"},
+		{"a current context that is a list", replace("current-context: kubelet", "current-context: [kubelet]"),
+			"no current-context"},
+		{"no contexts", replace("contexts:", "other:"), "no list contexts"},
+		{"contexts that are an object", replace("contexts:", "contexts: {}\nother:"), "no list contexts"},
+		{"a context twice", replace("  name: kubelet\ncurrent", "  name: kubelet\n  context: {}\ncurrent"),
+			"context is ambiguous"},
+		{"a context of the same name without content", replace("contexts:\n", "contexts:\n- name: kubelet\n"),
+			"not in contexts"},
+		{"a line break that only YAML has", func(f *file) {
+			raw, err := yaml.YAMLToJSON([]byte(kubeconfig))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The comment has the token in the column that it has in the next line.
+			column := bytes.Index(raw, []byte(shared)) - 1
+			f.kubeconfig = "#" + strings.Repeat(" ", column-1) + `"` + shared + `"` + "\r" + string(raw)
+		}, "cannot be located"},
 		{"no current context", replace("current-context: kubelet\n", ""), "current-context"},
 		{"a current context that does not exist", replace("current-context: kubelet", "current-context: other"), "contexts"},
 		{"a context of another user", replace("user: kubelet", "user: other"), "users"},
@@ -425,6 +488,131 @@ func TestFind_RejectsUnsupportedConfigs(t *testing.T) {
 	} {
 		if slot, err := credential.Find([]byte(raw)); err == nil || slot != nil {
 			t.Errorf("%s: %v, %v", name, slot, err)
+		}
+	}
+}
+
+func TestFind_RejectsContentsOfAnotherType(t *testing.T) {
+	source := `"source": "data:,` + dataurl.EscapeString(kubeconfig) + `"`
+	for _, c := range []struct{ name, contents, want string }{
+		{"a source that is a number", `"source": 1`, "source is not a string"},
+		{"a source that is a list", `"source": ["data:,"]`, "source is not a string"},
+		{"the source twice", source + ", " + source, `"source" occurs twice`},
+		{"a compression that is a number", source + `, "compression": 1`, "compression is not a string"},
+		{"the verification twice", source + `, "verification": {}, "verification": {}`, `"verification" occurs twice`},
+		{"a hash that is a number", source + `, "verification": {"hash": 1}`, "hash is not a string"},
+		{"a hash function that is unknown", source + `, "verification": {"hash": "md5-00"}`, "hash does not match"},
+	} {
+		slot, err := credential.Find(config("3.2.0", `{"path": "/etc/kubernetes/kubeconfig", "contents": {`+c.contents+`}}`))
+		if err == nil || slot != nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, %v; want %q", c.name, slot, err, c.want)
+		}
+	}
+}
+
+// With each of these characters, two decoders of data URLs can read different files.
+func TestFind_RejectsDataURLsThatDecodersCanReadDifferently(t *testing.T) {
+	plain, encoded := dataurl.EscapeString(kubeconfig), base64.StdEncoding.EncodeToString([]byte(kubeconfig))
+	for _, source := range []string{"data:," + plain, "data:text/plain," + plain, "DATA:;base64," + encoded} {
+		if slot, err := findSource(t, source); err != nil || slot == nil {
+			t.Fatalf("%.20q: %v, %v", source, slot, err)
+		}
+	}
+	for name, source := range map[string]string{
+		"only the scheme":                   "data:",
+		"a space in the type":               "data:text /plain," + plain,
+		"a tab in the type":                 "data:text\t/plain," + plain,
+		"a delete character in the type":    "data:text\x7f/plain," + plain,
+		"a letter beyond ASCII in the type": "data:text/\u00e9," + plain,
+		"a quote in the type":               `data:text/"plain",` + plain,
+		"a backslash in the type":           `data:text\plain,` + plain,
+		"a line feed in base64":             "data:;base64," + encoded[:40] + "\n" + encoded[40:],
+		"a carriage return in base64":       "data:;base64," + encoded[:40] + "\r" + encoded[40:],
+		"a line feed":                       "data:,%23\n" + plain,
+		"a space":                           "data:,%23 %0A" + plain,
+		"a delete character":                "data:,%23\x7f%0A" + plain,
+		"a letter beyond ASCII":             "data:,%23\u00e9%0A" + plain,
+		"a query":                           "data:,%23?%0A" + plain,
+		"an escape of other letters":        "data:,%23%0g%0A" + plain,
+		"an escape of a sign":               "data:,%23%-1%0A" + plain,
+	} {
+		slot, err := findSource(t, source)
+		if err == nil || slot != nil || !strings.Contains(err.Error(), "its data URL cannot be decoded") {
+			t.Errorf("%s: %v, %v", name, slot, err)
+		}
+	}
+}
+
+func findSource(t *testing.T, source string) (*credential.Slot, error) {
+	t.Helper()
+	raw, err := json.Marshal(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credential.Find(config("3.2.0", `{"path": "/etc/kubernetes/kubeconfig", "contents": {"source": `+string(raw)+`}}`))
+}
+
+func TestFind_AcceptsOneMebibyte(t *testing.T) {
+	for _, compression := range []string{"", "gzip"} {
+		f := honest()
+		f.header, f.compression = "data:;base64,", compression
+		f.kubeconfig += "#" + strings.Repeat("a", 1048576-len(kubeconfig)-1)
+		if slot, err := credential.Find(config("3.2.0", f.String())); err != nil || slot == nil {
+			t.Errorf("compression %q: %v, %v", compression, slot, err)
+		}
+		f.kubeconfig += "a"
+		slot, err := credential.Find(config("3.2.0", f.String()))
+		if err == nil || slot != nil || !strings.Contains(err.Error(), "it has more than 1048576 bytes") {
+			t.Errorf("compression %q, one more byte: %v, %v", compression, slot, err)
+		}
+	}
+}
+
+func TestWith_AcceptsTokensOfOnlyTheseCharacters(t *testing.T) {
+	const accepted = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/="
+	before := config("3.2.0", honest().String())
+	slot, err := credential.Find(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c := range 256 {
+		token := "a" + string([]byte{byte(c)})
+		_, err := slot.With(before, secret.New([]byte(token)))
+		if ok := strings.IndexByte(accepted, byte(c)) >= 0; ok != (err == nil) {
+			t.Errorf("%q: %v", token, err)
+		} else if !ok && err.Error() != "the token contains invalid characters" {
+			t.Errorf("%q: %v", token, err)
+		}
+	}
+	exchanged(t, before, accepted)
+}
+
+func TestWith_AcceptsATokenOf16KiB(t *testing.T) {
+	for _, header := range []string{"data:,", "data:;base64,"} {
+		f := honest()
+		f.header = header
+		before := config("3.2.0", f.String())
+		exchanged(t, before, strings.Repeat("a", 16384))
+		slot, err := credential.Find(before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := slot.With(before, secret.New(bytes.Repeat([]byte("a"), 16385))); err == nil {
+			t.Errorf("%s: a token of 16385 bytes is accepted", header)
+		}
+	}
+}
+
+// A machine's config must not differ from that of the Machine Config Server in more than the token.
+func TestEscape_LeavesOnlyUnreservedCharacters(t *testing.T) {
+	const unreserved = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+	for c := range 256 {
+		want := fmt.Sprintf("x%%%02X", c)
+		if strings.IndexByte(unreserved, byte(c)) >= 0 {
+			want = "x" + string(rune(c))
+		}
+		if got := string(credential.Escape([]byte("x"), []byte{byte(c)})); got != want {
+			t.Errorf("byte 0x%02x: got %q, want %q", c, got, want)
 		}
 	}
 }
