@@ -23,8 +23,8 @@ import (
 // provisioningFile follows the file of the provisioning token of a standalone verifier.
 //
 // A missing file means that there is no token only if another file of keys/ is readable, which proves
-// that the folder is mounted. A changed file is used after two reads had the same content, because a
-// part of a token may look like a complete one.
+// that the folder is mounted. A file that cannot be read is like one that is malformed. A changed file is
+// used after two reads had the same content, because a part of a token may look like a complete one.
 type provisioningFile struct {
 	path, beside string
 	grace        time.Duration
@@ -74,14 +74,17 @@ func (f *provisioningFile) Refresh() {
 func (f *provisioningFile) read() provisioning.View {
 	now, view := f.now(), *f.view.Load()
 	raw, err := os.ReadFile(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
+		f.seen, f.candidate = [sha256.Size]byte{}, [sha256.Size]byte{} // the next content is read again, whatever it is
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		if _, besideErr := os.Stat(f.beside); besideErr == nil {
-			f.seen, f.candidate = [sha256.Size]byte{}, [sha256.Size]byte{}
 			return view.Gone(now)
 		}
-	}
-	if err != nil {
 		return view.Failed(err)
+	case err != nil:
+		return view.Malformed(now, err) // it exists
 	}
 	sum := sha256.Sum256(raw)
 	if sum == f.seen {
