@@ -5,6 +5,7 @@ package inventory
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -168,6 +169,35 @@ func TestInventory_ReconcilesADeletedMachineWithoutARecord(t *testing.T) {
 	}
 	if all := ms.Orphaned("u"); len(all) != 1 || all[0].ID != "JTI=one" {
 		t.Errorf("to be revoked: %v", all)
+	}
+}
+
+// A Machine is deleted with its record while no replica leads. The next leader revokes its credentials.
+func TestInventory_ANewLeaderReconcilesAMachineThatWasDeletedBefore(t *testing.T) {
+	now := time.Now()
+	ms := newMachines(machinesOptions{
+		Registry: machine.NewRegistry(nil), Now: func() time.Time { return now }, Revocable: true, Trigger: &kube.Trigger{},
+		Token: func(string, string) {}, RolesChanged: func() {}, Rejected: func(types.NamespacedName, bool) {},
+	})
+	for _, uid := range []string{"u", "exists"} {
+		ms.latches[uid] = latch{key: key{"m", uid}, credentials: []string{"JTI=" + uid}, unrevoked: true}
+		ms.dropAttestation(types.NamespacedName{Namespace: "m", Name: uid})
+	}
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one",
+		UID: "exists", NodeRef: "n"}) // an administrator deleted its record
+	if all := ms.OutOfLine(); !slices.Equal(all, []string{"u"}) {
+		t.Errorf("to be reconciled: %q", all)
+	}
+	// A replica that never leads does not remember credentials that have expired.
+	now = now.Add(24*time.Hour + time.Minute)
+	if all := ms.OutOfLine(); len(all) > 0 {
+		t.Errorf("to be reconciled after all credentials have expired: %q", all)
+	}
+	for i := range maxOrphaned + 1 {
+		ms.orphan(fmt.Sprint(i), []string{"JTI=new"}, now)
+	}
+	if n := len(ms.OutOfLine()); n != maxOrphaned || len(ms.Orphaned("u")) > 0 {
+		t.Errorf("%d Machines, %v of the first", n, ms.Orphaned("u"))
 	}
 }
 

@@ -371,7 +371,7 @@ func (ms *Machines) dropLatch(uid string) {
 	l := ms.latches[uid]
 	ms.replaceCredentials(uid, l.credentials, nil)
 	if ms.o.Revocable && l.unrevoked {
-		ms.orphan(uid, l.credentials)
+		ms.orphan(uid, l.credentials, ms.o.Now())
 	}
 	delete(ms.latches, uid)
 	delete(ms.otherNames, l.key)

@@ -205,12 +205,18 @@ func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 	return step, m
 }
 
-// OutOfLine returns the UIDs of all Machines and records with a next step.
+// OutOfLine returns the UIDs of all Machines and records with a next step, and of Machines that were deleted with their
+// records while no replica led.
 func (ms *Machines) OutOfLine() []string {
 	uids := ms.registry.UIDs()
 	ms.mu.Lock()
 	for uid := range ms.latches {
 		if !ms.registry.Known(uid) {
+			uids = append(uids, uid)
+		}
+	}
+	for _, uid := range ms.orphans(ms.o.Now()) {
+		if _, exists := ms.latches[uid]; !exists && !ms.registry.Known(uid) {
 			uids = append(uids, uid)
 		}
 	}

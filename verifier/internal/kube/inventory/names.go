@@ -3,9 +3,13 @@
 package inventory
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -129,9 +133,13 @@ type credentialIndex struct {
 	orphaned map[string][]v1alpha1.CredentialStatus
 }
 
-// maxOrphaned is the maximum number of Machines with orphaned credentials in memory. The credentials of
-// others expire.
-const maxOrphaned = 10_000
+const (
+	// maxOrphaned is the maximum number of Machines with orphaned credentials in memory. The credentials of
+	// others expire.
+	maxOrphaned = 10_000
+	// maxLifetime is that of a credential.
+	maxLifetime = 24 * time.Hour
+)
 
 // ByCredential returns the UID of the Machine whose record has a live bootstrap credential with this
 // id. The caller must read the record before it relies on it.
@@ -156,16 +164,38 @@ func (i *credentialIndex) replaceCredentials(uid string, before, after []string)
 	}
 }
 
-// orphan stores the credentials of a record that was deleted.
-func (i *credentialIndex) orphan(uid string, ids []string) {
+// orphan stores the credentials of a record that was deleted. Only the replica that leads revokes them. Another one
+// keeps them until they have expired, because it may lead by then.
+func (i *credentialIndex) orphan(uid string, ids []string, now time.Time) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if len(i.orphaned) >= maxOrphaned {
+		maps.DeleteFunc(i.orphaned, func(_ string, all []v1alpha1.CredentialStatus) bool { return expired(all, now) })
+	}
 	if len(i.orphaned) >= maxOrphaned {
 		return
 	}
 	for _, id := range ids {
-		i.orphaned[uid] = append(i.orphaned[uid], v1alpha1.CredentialStatus{ID: id})
+		i.orphaned[uid] = append(i.orphaned[uid],
+			v1alpha1.CredentialStatus{ID: id, Expiry: metav1.NewTime(now.Add(maxLifetime))})
 	}
+}
+
+// expired reports whether the last credential has surely expired.
+func expired(all []v1alpha1.CredentialStatus, now time.Time) bool {
+	return len(all) == 0 || !now.Before(all[len(all)-1].Expiry.Time)
+}
+
+// orphans returns the UIDs of the Machines with orphaned credentials that may still be live.
+func (i *credentialIndex) orphans(now time.Time) (uids []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for uid, all := range i.orphaned {
+		if !expired(all, now) {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
 }
 
 // Orphaned returns the credentials of records that were deleted before they were revoked.
