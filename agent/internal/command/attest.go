@@ -186,6 +186,7 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Target, authorities []*x509.Certificate,
 	raw []byte) ([]byte, error) {
 	var out []byte
+	plain := 0 // servers without a verifier
 	for _, t := range targets {
 		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
 		if t.Proxy != nil {
@@ -194,8 +195,11 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 		grant, err := f.Run(ctx, t)
 		var unchanged *flow.Unchanged
 		switch {
-		case errors.As(err, &unchanged) && unchanged.NoVerifier && len(targets) == 1:
-			return nil, skip("%s: %w", t.Origin, unchanged)
+		case errors.As(err, &unchanged) && unchanged.NoVerifier:
+			if plain++; plain == len(targets) {
+				return nil, skip("%s: %w", t.Origin, unchanged)
+			}
+			a.console.Step("%s: %v", t.Origin, unchanged)
 		case errors.As(err, &unchanged):
 			a.console.Step("%s: %v", t.Origin, unchanged)
 			note.Ticket = string(unchanged.Ticket.Expose())

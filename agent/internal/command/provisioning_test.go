@@ -8,6 +8,8 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,5 +178,30 @@ func TestAttest_KeepsTheNoteOfTheVerifierThatIssuedATicket(t *testing.T) {
 	status = command.Main(context.Background(), []string{"report", "ignition-disks.service"}, &out, &out)
 	if status != 0 || len(verifier.Reports()) != 1 || len(other.Reports()) != 0 {
 		t.Errorf("status %d, %d and %d reports\n%s", status, len(verifier.Reports()), len(other.Reports()), out.String())
+	}
+}
+
+// The argument demands an attestation also if the pointer config names several servers and none of them attests.
+func TestAttest_RequireStopsIfNoneOfSeveralServersAttests(t *testing.T) {
+	var authority string // httptest's servers have the same one
+	var entries []string
+	for range 2 {
+		s := httptest.NewTLSServer(http.NotFoundHandler())
+		t.Cleanup(s.Close)
+		authority = authorityOf(&verifiertest.Verifier{Authority: s.Certificate()})
+		entries = append(entries, `{"source":"`+s.URL+`/config/worker"}`)
+	}
+	status, output, _ := attestMetal(t, swtpmtest.Start(t, "sha256").Socket,
+		pointerOf(authority, entries...), "")
+	if status != 0 || strings.Count(output, "does not attest machines") != 2 {
+		t.Fatalf("status %d\n%s", status, output)
+	}
+	if err := os.WriteFile(os.Getenv("MCS_ATTEST_CMDLINE"), []byte("mcs-attest=require\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	status = command.Main(context.Background(), []string{"attest"}, &out, &out)
+	if status != 1 || !strings.Contains(out.String(), "mcs-attest=require demands an attestation") {
+		t.Errorf("status %d\n%s", status, out.String())
 	}
 }
