@@ -305,11 +305,18 @@ func TestAttack_T70_TokensWaitWhileRestoredRecordsAreHeld(t *testing.T) {
 	}
 	want(http.StatusServiceUnavailable, first.GetToken()) // superseded, as far as these records know
 	want(http.StatusServiceUnavailable, second.GetToken())
+	if problems := v.server.Problems(); len(problems) != 1 ||
+		!strings.HasPrefix(problems[0], "records: ") || !strings.Contains(problems[0], "restored from a backup") {
+		t.Errorf("it serves no machine, and is ready: %q", problems)
+	}
 	if _, err := store.Acknowledge(filepath.Join(v.dir, "state", "records.db")); err != nil {
 		t.Fatal(err)
 	}
 	want(http.StatusUnauthorized, first.GetToken())
 	want(http.StatusOK, second.GetToken())
+	if problems := v.server.Problems(); len(problems) != 0 {
+		t.Errorf("acknowledged, and not ready: %q", problems)
+	}
 }
 
 // stopGently is the signal of a service manager.

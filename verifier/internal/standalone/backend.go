@@ -203,7 +203,7 @@ func (b *Backend) Checks() []string { return []string{"provisioning token", "fol
 // Unready implements backend.Backend.
 func (b *Backend) Unready(now time.Time) []string {
 	var problems []string
-	if _, err := b.records.Record(context.Background(), "readyz"); err != nil {
+	if _, err := (heldRecords{b.records}).Record(context.Background(), "readyz"); err != nil {
 		problems = append(problems, "records: "+err.Error())
 	}
 	if leaf := b.serving.Load().Leaf; leaf != nil && now.After(leaf.NotAfter) {
