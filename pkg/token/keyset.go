@@ -89,7 +89,8 @@ func (k Key) expired(now time.Time, keep time.Duration) bool {
 
 // Rotate adds a key that signs from now+publish on and retires the current key at that moment.
 // Publish is the time that every replica has to receive the new key (10 minutes); it is 0 for an
-// empty set. It returns ErrRotating if an earlier rotation is not complete.
+// empty set. It returns ErrRotating if an earlier rotation is not complete. It also rejects a rotation
+// after which [ParseKeySet] would not read the set.
 //
 // To replace a stolen key, start with an empty set. All tokens of the old set then become invalid,
 // which interrupts provisioning for at most the lifetime of a token.
@@ -98,6 +99,10 @@ func (s KeySet) Rotate(now time.Time, rand io.Reader, publish time.Duration) (Ke
 		if k.NotBefore.After(now) {
 			return s, fmt.Errorf("%w: %s from %s on", ErrRotating, k.ID, k.NotBefore.UTC().Format(time.RFC3339))
 		}
+	}
+	if len(s.Keys) >= maxKeys {
+		return s, fmt.Errorf("the set has %d token keys, which is the maximum: old ones are deleted some time after their "+
+			"replacement", len(s.Keys))
 	}
 	next, err := newKey(rand, now, now.Add(publish))
 	if err != nil {
@@ -174,7 +179,7 @@ func (s KeySet) EncodeSecret() (secret.Bytes, error) {
 	return secret.New(b), nil
 }
 
-// maxKeys is the maximum number of keys of a set. Rotation produces fewer.
+// maxKeys is the maximum number of keys of a set.
 const maxKeys = 16
 
 // ParseKeySet reads the stored form of a set. Every key must be a P-256 private key whose kid is

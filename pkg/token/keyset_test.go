@@ -93,6 +93,31 @@ func TestCurrent_NewerOfTwoKeysOfOneSecond(t *testing.T) {
 	}
 }
 
+// A stored set with more keys than ParseKeySet reads would stop every replica that starts, and each later rotation.
+func TestRotate_StoresNoMoreKeysThanCanBeRead(t *testing.T) {
+	var set token.KeySet
+	now, rejected := noon, 0
+	for range 120 {
+		now = now.Add(2 * time.Minute)
+		next, err := set.Prune(now, token.MaxLifetime+token.Leeway).Rotate(now, rand.Reader, time.Minute)
+		if err != nil {
+			rejected++
+			continue
+		}
+		set = next
+		raw, err := set.EncodeSecret()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := token.ParseKeySet(raw.Expose()); err != nil {
+			t.Fatalf("after %v: %v", now.Sub(noon), err)
+		}
+	}
+	if rejected == 0 || now.Sub(set.Keys[len(set.Keys)-1].NotBefore) > time.Hour {
+		t.Errorf("%d rotations were rejected, the last key is of %v", rejected, set.Keys[len(set.Keys)-1].NotBefore)
+	}
+}
+
 func TestAttack_T45_ARotatedOutKey(t *testing.T) {
 	first := rotate(t, token.KeySet{}, noon, 0)
 	takeover := noon.Add(publish)
