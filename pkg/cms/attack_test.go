@@ -191,6 +191,9 @@ func TestAttack_T01_SignedAttributesWithOneWrongThing(t *testing.T) {
 		"another digest algorithm":      {kind, digest, {Type: cmstest.AlgorithmGuard, Value: weaker}},
 		"another signature algorithm":   {kind, digest, {Type: cmstest.AlgorithmGuard, Value: stronger}},
 		"a guard that guards nothing":   {kind, digest, {Type: cmstest.AlgorithmGuard, Value: []byte{0x30, 0}}},
+		"a guard with something after it": {kind, digest,
+			{Type: cmstest.AlgorithmGuard, Value: slices.Concat(
+				[]byte{0x30, guard.Value[1] + 2}, guard.Value[2:], []byte{5, 0})}},
 		"a guard that has two values": {kind, digest,
 			{Type: cmstest.AlgorithmGuard, Value: slices.Concat(guard.Value, guard.Value)}},
 		"the algorithm guard twice":         {kind, digest, guard, guard},
@@ -259,6 +262,7 @@ func TestAttack_T02_KeysThatMayNotSign(t *testing.T) {
 		"ECDSA":                    {elliptic.Public(), "not RSA"},
 		"RSA with exponent 3":      {&rsa.PublicKey{N: region().key.N, E: 3}, "exponent 3"},
 		"RSA-16384":                {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 16383, 1), E: 65537}, "RSA-16384"},
+		"RSA-4097":                 {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 4096, 1), E: 65537}, "RSA-4097"},
 		"RSA-4096 for a short one": {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 4095, 1), E: 65537}, "length"},
 		"another key of that issue": {&rsa.PublicKey{N: new(big.Int).Xor(region().key.N, big.NewInt(2)), E: 65537},
 			"does not verify"},
