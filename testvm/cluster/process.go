@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/children"
 )
 
 // process is a program in its own process group, with its output in a file. It ends with this
@@ -23,19 +23,6 @@ type process struct {
 	err   error // how it ended, once ended is closed
 }
 
-// launcher is the thread that starts every process: the kernel sends the parent-death signal when
-// the *thread* that started the child ends.
-var launcher = sync.OnceValue(func() chan<- func() {
-	jobs := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		for job := range jobs {
-			job()
-		}
-	}()
-	return jobs
-})
-
 // start runs a program and appends its output to the file log.
 func start(name, log, dir, program string, args ...string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -45,10 +32,8 @@ func start(name, log, dir, program string, args ...string) (*process, error) {
 	defer out.Close()
 	p := &process{name: name, log: log, cmd: exec.Command(program, args...), ended: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, out, out
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	launcher() <- func() { started <- p.cmd.Start() }
-	if err := <-started; err != nil {
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := children.Start(p.cmd); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 	go func() {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-tpm/tpm2"
+
+	"github.com/mcs-attest/mcs-attest/testvm/children"
 )
 
 // Where Azure's virtual TPMs have an attestation key and its certificate.
@@ -28,7 +30,7 @@ func (t *TPM) CertifyAsAzure(issue func(crypto.PublicKey) (der []byte, err error
 	socket := filepath.Join(t.dir, "maker")
 	cmd := exec.Command("swtpm", "socket", "--tpm2", "--tpmstate", "dir="+t.dir,
 		"--server", "type=unixio,path="+socket, "--flags", "not-need-init,startup-clear", "--terminate")
-	t.r.fatal(cmd.Start(), "swtpm")
+	t.r.fatal(children.Start(cmd), "swtpm")
 	conn, err := dial(socket)
 	t.r.fatal(err, "swtpm")
 	t.r.fatal(certifyAsAzure(commands{conn}, issue), "certified AK")

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/xts"
+
+	"github.com/mcs-attest/mcs-attest/testvm/children"
 )
 
 // sealedRoot is the UUID of each volume of [Rig.NewSealedRoot]; guest/98rig-sealed has it, too.
@@ -96,7 +98,7 @@ func (r *Rig) signPCR11(dir, key, public string, sections map[string]string) str
 	socket := filepath.Join(r.dir, "measure.tpm") // the path of a socket has to be short
 	tpm := exec.Command("swtpm", "socket", "--tpm2", "--tpmstate", "dir="+dir, "--server", "type=unixio,path="+socket,
 		"--ctrl", "type=unixio,path="+socket+".ctrl", "--flags", "not-need-init,startup-clear")
-	r.fatal(tpm.Start(), "swtpm")
+	r.fatal(children.Start(tpm), "swtpm")
 	defer func() {
 		_ = tpm.Process.Kill()
 		_ = tpm.Wait()

@@ -13,6 +13,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/children"
 )
 
 // TPM is the state of one software TPM: its seeds, keys and certificates. Like a real TPM, it
@@ -121,7 +123,7 @@ func (t *TPM) start(socket string) {
 	t.r.fatal(err, "swtpm")
 	t.r.keep(log.Name())
 	cmd.Stderr = log
-	t.r.fatal(cmd.Start(), "swtpm")
+	t.r.fatal(children.Start(cmd), "swtpm")
 	t.r.fatal(log.Close(), "swtpm")
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/testvm/children"
 	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
@@ -176,7 +177,7 @@ func (v *Verifier) Start() {
 	for _, cmd := range v.cmds {
 		cmd.Env = append(os.Environ(), v.env...)
 		cmd.Stdout, cmd.Stderr = in, in
-		v.r.fatal(cmd.Start(), "verifier")
+		v.r.fatal(children.Start(cmd), "verifier")
 	}
 	v.r.fatal(in.Close(), "verifier")
 	ended := make(chan struct{})

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/children"
 )
 
 // BootTimeout limits the time until the end of a machine. An idle host needs 12 to 25 seconds; a
@@ -245,7 +247,7 @@ func (n *Node) start(args []string) {
 	for _, name := range []string{"console.log", "journal.log", "qemu.log"} {
 		n.r.keep(n.path(name))
 	}
-	n.r.fatal(n.cmd.Start(), "QEMU")
+	n.r.fatal(children.Start(n.cmd), "QEMU")
 	n.r.t.Cleanup(n.Kill)
 	go func() {
 		defer close(n.ended)
