@@ -20,8 +20,7 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 		return err
 	}
 	if c == nil {
-		claims := flow.Claims(a.paths, platformID, "", a.stage())
-		f.Claims = func(context.Context) []byte { return claims }
+		f.Claims = func(context.Context) []byte { return flow.Claims(a.paths, platformID, "", a.stage()) }
 		return nil
 	}
 	c.Start(ctx)
