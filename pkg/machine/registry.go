@@ -122,19 +122,19 @@ func (r *Registry) dropMachine(key name) (uid string) {
 	return k.uid
 }
 
-// PutEnrollment adds or replaces an enrollment. It does not store an empty one, such as
-// the verifier's own record of a Machine before an administrator edits its spec.
-func (r *Registry) PutEnrollment(e Enrollment) {
+// PutEnrollment adds or replaces an enrollment, and returns the reference of the former one, if any. It does not store
+// an empty one, such as the verifier's own record of a Machine before an administrator edits its spec.
+func (r *Registry) PutEnrollment(e Enrollment) (former *v1alpha1.MachineReference) {
 	e = e.reduced()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := name{e.kind, e.Namespace, e.Name}
-	r.dropEnrollment(key)
-	if e.empty() {
-		return
+	former = r.dropEnrollment(key)
+	if !e.empty() {
+		r.enrollments[key] = &e
+		r.indexEnrollment(&e, true)
 	}
-	r.enrollments[key] = &e
-	r.indexEnrollment(&e, true)
+	return former
 }
 
 // indexEnrollment adds an enrollment to the indexes, or removes it.

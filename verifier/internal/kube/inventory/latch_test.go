@@ -238,6 +238,41 @@ func TestInventory_ReconcilesAMachineWhoseQuarantineIsDeleted(t *testing.T) {
 	}
 }
 
+// It also ends if the object then names another Machine.
+func TestInventory_ReconcilesAMachineWhoseQuarantineIsGivenToAnother(t *testing.T) {
+	r := newRoleRig(t)
+	one, other := object(1, 1, nil), object(2, 2, nil)
+	r.watching(t, machineAPIKind, "m").list(t, 9, one, other)
+	stop := func(version, machine string) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+			"metadata": map[string]any{"namespace": "m", "name": "stop", "uid": "s", "resourceVersion": version},
+			"spec":     map[string]any{"machineRef": map[string]any{"name": machine}, "quarantined": true},
+		}}
+	}
+	attestations := r.watching(t, attestationKind, "m")
+	attestations.list(t, 10, stop("10", one.GetName()))
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := r.Triggers.MachineRecord.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	attestations.receive(t, stop("11", other.GetName()))
+	requested := map[string]bool{}
+	for deadline := time.Now().Add(10 * time.Second); len(requested) < 2 && time.Now().Before(deadline); {
+		if queue.Len() == 0 {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		request, _ := queue.Get()
+		queue.Done(request)
+		requested[request.Name] = true
+	}
+	if !requested[string(one.GetUID())] || !requested[string(other.GetUID())] {
+		t.Errorf("requested %v", requested)
+	}
+}
+
 // Records and Machines are read at the same time. A forged object may come after the record and before the Machine.
 func TestInventory_DropsAForgedRecordReadBeforeItsMachine(t *testing.T) {
 	c := unconnected(t)

@@ -288,10 +288,11 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 			a.enrollment = nil
 		}
 	}
+	var former *v1alpha1.MachineReference
 	if a.enrollment != nil {
-		ms.registry.PutEnrollment(*a.enrollment)
+		former = ms.registry.PutEnrollment(*a.enrollment)
 	} else {
-		ms.registry.DeleteEnrollment(o.Namespace, o.Name)
+		former = ms.registry.DeleteEnrollment(o.Namespace, o.Name)
 	}
 	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
 	uid := a.uid
@@ -337,8 +338,15 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		}
 	}
 	ms.o.Rejected(o.NamespacedName, a.condition)
-	if a.enrollment != nil && a.enrollment.Spec.MachineRef != nil && uid == "" {
-		ms.enrolled(a.enrollment.Spec.MachineRef)
+	var ref *v1alpha1.MachineReference
+	if a.enrollment != nil {
+		ref = a.enrollment.Spec.MachineRef
+	}
+	if ref != nil && uid == "" {
+		ms.enrolled(ref)
+	}
+	if former != nil && (ref == nil || *former != *ref) {
+		ms.enrolled(former) // its quarantine or grant is no longer in force
 	}
 	return o.Problems
 }
