@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-eventlog/testdata"
@@ -181,6 +182,107 @@ func TestParse_RejectsMalformedLogs(t *testing.T) {
 	})
 }
 
+// The texts name the event, so that an administrator can find it in the log.
+func TestParse_NamesWhatIsWrong(t *testing.T) {
+	good := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks).Log
+	header, events := eventlogtest.Split(t, good)
+	spec := header[atSpec:]
+	withSpec := func(spec []byte) []byte {
+		raw := binary.LittleEndian.AppendUint32(bytes.Clone(header[:atSpec-4]), uint32(len(spec)))
+		return append(append(raw, spec...), good[len(header):]...)
+	}
+	put32 := func(at int, v uint32) []byte {
+		raw := bytes.Clone(good)
+		binary.LittleEndian.PutUint32(raw[at:], v)
+		return raw
+	}
+	edit := func(f func([]eventlogtest.Event) []eventlogtest.Event) []byte { return eventlogtest.Edit(t, good, f) }
+	for name, c := range map[string]struct {
+		raw  []byte
+		want string
+	}{
+		"an empty log":                  {nil, "the event log is empty"},
+		"a log of one byte":             {good[:1], "event 0: the log ends within its header"},
+		"a header in another PCR":       {put32(atHeaderPCR, 1), "event 0: not a crypto-agile log: the first event"},
+		"a header that states 4 GiB":    {put32(28, 0xFFFFFFFF), "event 0: the log ends within its header"},
+		"a specification of 15 bytes":   {withSpec(spec[:15]), `event 0: not a crypto-agile log: no "Spec ID Event03"`},
+		"a specification of 27 bytes":   {withSpec(spec[:27]), `event 0: not a crypto-agile log: no "Spec ID Event03"`},
+		"a specification of 28 bytes":   {withSpec(spec[:28]), "event 0: the list of digest algorithms is truncated"},
+		"no size of vendor information": {withSpec(spec[:28+4*4]), "event 0: the list of digest algorithms is truncated"},
+		"no algorithm":                  {put32(atAlgorithms, 0), "event 0: 0 digest algorithms"},
+		"nine algorithms":               {put32(atAlgorithms, 9), "event 0: 9 digest algorithms"},
+		"a wrong digest size": {put32(atFirstAlg, 0x0020<<16|0x0004),
+			"event 0: digest algorithm 0x0004 with 32 bytes"},
+		"an unknown algorithm":       {put32(atFirstAlg, 0x4242), "event 0: digest algorithm 0x4242 with 0 bytes"},
+		"an unknown one of one byte": {put32(atFirstAlg, 1<<16|0x4242), "event 0: digest algorithm 0x4242 with 1 bytes"},
+		"the first algorithm twice": {put32(atFirstAlg, 0x0020000B),
+			"event 0: digest algorithm 0x000b is listed twice"},
+		"no bank": {put32(atFirstAlg+4, 0x00200012), "event 0: the log has no sha256 bank"},
+		"too much vendor information": {withSpec(append(bytes.Clone(spec), 7, 7)),
+			"event 0: 2 bytes of vendor information, 0 stated"},
+		"an event in PCR 24":              {put32(len(header), 24), "event 1: PCR 24 does not exist"},
+		"more digests than banks":         {put32(len(header)+8, 5), "event 1: 5 digests, but the header lists 4 algorithms"},
+		"a log that ends within a digest": {good[:len(header)+12+2+20+2+10], "event 1: the log ends within it"},
+		"an EV_NO_ACTION in PCR 24": {edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			return append(e, eventlogtest.New(e[0], 24, eventlog.NoAction, []byte("hello")))
+		}), fmt.Sprintf("event %d: PCR 24 does not exist", len(events)+1)},
+		"a digest of algorithm 0": {edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			e[0].Digests[0] = eventlogtest.Digest{}
+			return e
+		}), "event 1: a digest of algorithm 0x0000, which the header does not list"},
+		"StartupLocality after other PCRs": {edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			return append(e, eventlogtest.New(e[0], 1, eventlog.IPL, nil),
+				eventlogtest.New(e[0], 0, eventlog.NoAction, []byte("StartupLocality\x00\x03")))
+		}), "StartupLocality after PCR 0 was extended"},
+		"4097 events": {edit(func(e []eventlogtest.Event) []eventlogtest.Event { return many(e) }),
+			"the event log has more than 4096 events"},
+		"262145 bytes": {ofSize(t, good, 262145), "the event log has 262145 bytes; the limit is 262144"},
+	} {
+		if _, err := eventlog.Parse(c.raw, eventlog.SHA256); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want an error with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestParse_AcceptsEachLimit(t *testing.T) {
+	good := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks).Log
+	header, events := eventlogtest.Split(t, good)
+	all := binary.LittleEndian.AppendUint32(bytes.Clone(header[:atAlgorithms]), 8)
+	binary.LittleEndian.PutUint32(all[28:], 28+8*4+1)
+	for _, a := range []struct{ id, size uint16 }{
+		{0x0004, 20}, {0x000B, 32}, {0x000C, 48}, {0x000D, 64}, {0x0012, 32}, {0x0027, 32}, {0x0028, 48}, {0x0029, 64},
+	} {
+		all = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(all, a.id), a.size)
+	}
+	all = append(append(all, 0), good[len(header):]...)
+	most := eventlogtest.Edit(t, good, func(e []eventlogtest.Event) []eventlogtest.Event { return many(e)[:4096] })
+	for name, c := range map[string]struct {
+		raw    []byte
+		events int
+	}{
+		"262144 bytes": {ofSize(t, good, 262144), len(events) + 1},
+		"4096 events":  {most, 4096},
+		"8 algorithms": {all, len(events)},
+	} {
+		log, err := eventlog.Parse(c.raw, eventlog.SHA256)
+		if err != nil || len(log.Events) != c.events {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// ofSize returns a log of n bytes, whose last event has most of them.
+func ofSize(t *testing.T, raw []byte, n int) []byte {
+	t.Helper()
+	_, events := eventlogtest.Split(t, raw)
+	add := func(data int) []byte {
+		return eventlogtest.Edit(t, raw, func(e []eventlogtest.Event) []eventlogtest.Event {
+			return append(e, eventlogtest.New(events[0], 8, eventlog.IPL, make([]byte, data)))
+		})
+	}
+	return add(n - len(add(0)))
+}
+
 // many returns a log of small events that is within the size limit, but has too many events.
 func many(e []eventlogtest.Event) []eventlogtest.Event {
 	one := eventlogtest.Event{PCR: 8, Type: eventlog.IPL, Digests: e[0].Digests[1:2]}
@@ -296,6 +398,9 @@ func TestTypeNames(t *testing.T) {
 	for typ, want := range map[uint32]string{
 		eventlog.Separator:            "EV_SEPARATOR",
 		eventlog.EFIVariableAuthority: "EV_EFI_VARIABLE_AUTHORITY",
+		0x00000013:                    "EV_POST_CODE2",
+		0x8000000D:                    "EV_EFI_GPT_EVENT2",
+		0x800000E4:                    "EV_EFI_SPDM_DEVICE_AUTHORITY",
 		0x8401:                        "0x00008401",
 	} {
 		if got := eventlog.TypeName(typ); got != want {
