@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -308,15 +309,19 @@ func TestVM_UsesTheAudienceOfEachCloud(t *testing.T) {
 
 func TestConfigurationThatCannotBeUsed(t *testing.T) {
 	w := newFixture(t)
-	for name, change := range map[string]func(*config.Azure){
-		"a cloud that is none":     func(c *config.Azure) { c.Cloud = "Mars" },
-		"a CA that does not exist": func(c *config.Azure) { c.ARM.CA = filepath.Join(t.TempDir(), "none") },
-		"a CA that is none":        func(c *config.Azure) { c.Login.CA = os.DevNull },
+	for name, c := range map[string]struct {
+		change func(*config.Azure)
+		want   string
+	}{
+		"a cloud that is none": {func(c *config.Azure) { c.Cloud = "Mars" }, "azure.cloud: "},
+		"a CA that does not exist": {func(c *config.Azure) { c.ARM.CA = filepath.Join(t.TempDir(), "none") },
+			"azure.arm: "},
+		"a CA that is none": {func(c *config.Azure) { c.Login.CA = os.DevNull }, "azure.login: "},
 	} {
-		c := w.config
-		change(&c)
-		if _, err := azure.New(c, nil, outbound.Options{}); err == nil {
-			t.Errorf("%s: accepted", name)
+		changed := w.config
+		c.change(&changed)
+		if _, err := azure.New(changed, nil, outbound.Options{}); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want an error with %q", name, err, c.want)
 		}
 	}
 }
@@ -369,4 +374,76 @@ func TestProvider_ConfirmsADocumentEndToEnd(t *testing.T) {
 	}
 	w.cloud.Fail(emulator.Faults{Status: 500})
 	denied(t, attest(), reason.ProviderUnavailable)
+}
+
+func TestVM_ReadsEachAnswerOfAzure(t *testing.T) {
+	const id, vmID = "/subscriptions/a/x", "bd8e7443-24a0-41f3-b949-8baf4fd1c573"
+	full := `{"id":"` + id + `","properties":{"vmId":"` + vmID + `","provisioningState":"Creating",` +
+		`"timeCreated":"2026-11-01T10:00:00Z"}}`
+	failed := func(code string) string { return `{"error":{"code":"` + code + `","message":"m"}}` }
+	for name, c := range map[string]struct {
+		status int
+		body   string
+		want   reason.Code // 0 if the machine is returned
+		says   string
+	}{
+		"all members":                  {200, full, 0, ""},
+		"neither state nor time":       {200, `{"id":"` + id + `","properties":{"vmId":"` + vmID + `"}}`, 0, ""},
+		"no id":                        {200, `{"properties":{"vmId":"` + vmID + `"}}`, reason.ProviderUnavailable, "no id or vmId"},
+		"an empty id":                  {200, `{"id":"","properties":{"vmId":"v"}}`, reason.ProviderUnavailable, "no id or vmId"},
+		"no properties":                {200, `{"id":"` + id + `"}`, reason.ProviderUnavailable, "no id or vmId"},
+		"no vmId":                      {200, `{"id":"` + id + `","properties":{}}`, reason.ProviderUnavailable, "no id or vmId"},
+		"no such machine":              {404, failed("ResourceNotFound"), reason.InstanceNotFound, "no virtual machine"},
+		"no such group":                {404, failed("ResourceGroupNotFound"), reason.InstanceNotFound, "no virtual machine"},
+		"not found":                    {404, failed("NotFound"), reason.InstanceNotFound, "no virtual machine"},
+		"no such subscription":         {404, failed("SubscriptionNotFound"), reason.ProviderUnavailable, "404"},
+		"not found, with another code": {409, failed("ResourceNotFound"), reason.ProviderUnavailable, "409"},
+		"not authorized":               {403, failed("AuthorizationFailed"), reason.ProviderUnavailable, "role Reader"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newFixture(t)
+			server := httptest.NewTLSServer(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
+				out.Header().Set("Content-Type", "application/json")
+				out.WriteHeader(c.status)
+				_, _ = out.Write([]byte(c.body))
+			}))
+			t.Cleanup(server.Close)
+			ca := filepath.Join(t.TempDir(), "arm.crt")
+			block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+			if err := os.WriteFile(ca, block, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			w.config.ARM.URL, w.config.ARM.CA = server.URL, ca
+			w.make(t, &secret{})
+			vm, err := w.provider.VM(t.Context(), w.machine.ResourceID())
+			if c.want != 0 {
+				denied(t, err, c.want)
+				if said := err.Error() + w.log.String(); !strings.Contains(said, c.says) {
+					t.Errorf("%s", said)
+				}
+				return
+			}
+			want := azureattested.VM{ResourceID: id, VMID: vmID}
+			if c.body == full {
+				want.Provisioning, want.Created = "Creating", time.Date(2026, 11, 1, 10, 0, 0, 0, time.UTC)
+			}
+			if err != nil || vm != want {
+				t.Errorf("%+v, %v", vm, err)
+			}
+		})
+	}
+}
+
+func TestProvider_RequiresTokensOnlyOfAConfiguredIdentity(t *testing.T) {
+	w := newFixture(t)
+	id := w.provider.Identity()
+	if id == nil || id.Keys == nil || id.Tenant != w.cloud.Tenant || id.Resource != "api://mcs-attest" ||
+		len(id.Issuers) == 0 {
+		t.Errorf("%+v", id)
+	}
+	w.config.ManagedIdentity = nil
+	w.make(t, nil)
+	if id := w.provider.Identity(); id != nil {
+		t.Errorf("without a managed identity: %+v", id)
+	}
 }
