@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package children starts programs that end with this process, however this process ends. A machine that outlives a
-// killed test would use a core until someone notices it.
+// killed test would use a core until an administrator ends it.
 package children
 
 import (
