@@ -3,8 +3,6 @@
 package machine
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -151,10 +149,10 @@ func readIdentities(dir string, entries []os.DirEntry) ([]namedEK, error) {
 func readList(file string, raw []byte) ([]namedEK, error) {
 	var all []namedEK
 	number := 0
-	for lines := bufio.NewScanner(bytes.NewReader(raw)); lines.Scan(); {
+	for line := range strings.Lines(string(raw)) {
 		number++
-		text, _, _ := strings.Cut(lines.Text(), "#")
-		fields := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' || r == '\t' || r == '\r' })
+		text, _, _ := strings.Cut(line, "#")
+		fields := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \t\r\n", r) })
 		if len(fields) == 0 {
 			continue
 		}
