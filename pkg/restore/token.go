@@ -14,7 +14,8 @@ import (
 // after the backup. A missing Secret would open the pools that only the token opens. The verifier cannot replace the
 // token itself, as it replaces keys, because machines and pointer configs have it.
 //
-//   - A restored token that was valid before the restore is valid again.
+//   - A restored token is valid again if it was in force before the restore, for at least as long. A token within its
+//     grace period is not, if it is the current one again: it would have no end.
 //   - Otherwise no token is accepted until the Secret has a new one, without a restored one as the previous token.
 //
 // An administrator who wants to use the restored token acknowledges the restore.
@@ -56,7 +57,7 @@ func (t *Token) asBefore(now time.Time, exists bool, tokens provisioning.Tokens)
 		switch before.Check(now, token.Expose()) {
 		case provisioning.Current:
 		case provisioning.Previous:
-			if !equal(token, tokens.Current) && tokens.PreviousExpires.After(before.PreviousExpires) {
+			if equal(token, tokens.Current) || tokens.PreviousExpires.After(before.PreviousExpires) {
 				return false
 			}
 		default:
