@@ -58,7 +58,9 @@ func token(kubeconfig []byte) (start, end int, err error) {
 			return 0, 0, err
 		}
 		for _, other := range others {
-			if o, err := get(u, other); err != nil || o != nil {
+			if o, err := get(u, other); err != nil {
+				return 0, 0, err
+			} else if o != nil {
 				return 0, 0, fmt.Errorf("a user has %s", other)
 			}
 		}
