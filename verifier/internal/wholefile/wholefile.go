@@ -11,7 +11,8 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file at path. The content is on the disk before the file gets its name.
+// Write replaces the file at path. The content is on the disk before the file gets its name, and the name is on the
+// disk when Write returns: a power failure after that undoes no quarantine.
 func Write(path string, mode os.FileMode, content []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -23,8 +24,19 @@ func Write(path string, mode os.FileMode, content []byte) error {
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
+	if err == nil {
+		err = syncFolder(filepath.Dir(path))
+	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+func syncFolder(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -90,8 +90,8 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 			return hint.New(err, "name a folder that does not exist")
 		}
 	} else {
-		f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
+		var f *os.File
+		if f, err = os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 			return hint.New(fmt.Errorf("make bundle: %w", err), "--output names another file")
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
@@ -100,7 +100,7 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 	for _, e := range unread {
 		b.Missed("the search for a known secret is incomplete", e)
 	}
-	if err := errors.Join(
+	if err = errors.Join(
 		b.Add("version.txt", []byte("mcs-attest-verifier "+version+"\n"+now.UTC().Format(time.RFC3339)+"\n")),
 		s.Collect(cmd.Context(), since, b), b.Close(),
 	); err != nil {
