@@ -81,9 +81,13 @@ func Repair(rec *v1alpha1.MachineAttestation, m *machine.Machine, l Latch, now t
 	}
 	if l.Quarantined {
 		step(record.Quarantine(next, m, true, now))
-		// Only the record decides whether an object requires the quarantine, because m may be older than the restore.
-		// If another object requires it, the controller of records ends the condition ([Confirmed]).
-		if has := rec != nil && rec.Spec.Quarantined; changed && !has {
+		// Only the record decides whether an object requires the quarantine, because m may be older than the restore. With
+		// such an m, a process may have recorded the quarantine before the repair. If another object requires it, the
+		// controller of records ends the condition ([Confirmed]).
+		if required := rec != nil && rec.Spec.Quarantined; !required && !Unconfirmed(next) {
+			if !changed {
+				next, changed = next.DeepCopy(), true
+			}
 			meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
 				Type: ConditionQuarantined, Status: metav1.ConditionTrue, Reason: Reason, LastTransitionTime: metav1.NewTime(now),
 				Message: "quarantined before etcd was restored, but no object requires it anymore. Set spec.quarantined to true " +

@@ -63,6 +63,19 @@ func TestRepair(t *testing.T) {
 	if got := restore.Repair(says, before, quarantined, now); got == nil || restore.Unconfirmed(got) {
 		t.Errorf("the record's own spec has the quarantine: %+v", got)
 	}
+	// A process that still had the Machine of before recorded the quarantine on the restored record.
+	has := rec(func(s *v1alpha1.MachineAttestationStatus) { s.Quarantined = true })
+	got := restore.Repair(has, m, quarantined, now)
+	if got == nil || !restore.Unconfirmed(got) {
+		t.Fatalf("the condition is missing, so the quarantine would be lifted: %+v", got)
+	}
+	if got = restore.Repair(got, m, quarantined, now); got != nil {
+		t.Errorf("written again: %+v", got)
+	}
+	has.Spec.Quarantined = true
+	if got = restore.Repair(has, m, quarantined, now); got != nil {
+		t.Errorf("the record's own spec has the quarantine: %+v", got)
+	}
 	for name, l := range map[string]restore.Latch{
 		"joined":            {Joined: true},
 		"a grant":           {GrantUsed: until, GrantAttestations: 2},
@@ -94,12 +107,14 @@ func TestRepair(t *testing.T) {
 				&metav1.Time{Time: until.Add(time.Minute)}, 1
 		}),
 	} {
+		r.Spec.Quarantined = true
 		if got := restore.Repair(r, m, all, now); got != nil {
 			t.Errorf("%s: written again: %+v", name, got.Status)
 		}
 	}
 	// The record kept its quarantine, so no condition is due when something else is repaired.
 	kept := rec(func(s *v1alpha1.MachineAttestationStatus) { s.Quarantined = true })
+	kept.Spec.Quarantined = true
 	if got := restore.Repair(kept, m, all, now); got == nil || restore.Unconfirmed(got) || restore.Unconfirmed(kept) {
 		t.Errorf("a quarantine that was not lost: %+v", got)
 	}

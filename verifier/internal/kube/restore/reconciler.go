@@ -142,8 +142,9 @@ func (r *Reconciler) repair(ctx context.Context, latches map[string]rule.Latch) 
 			return nil, nil, ctx.Err()
 		}
 		m, recordUID := r.Machine(uid)
-		if m == nil || recordUID != uid || r.Latch(uid).Covers(l) {
-			delete(left, uid) // a Machine that does not exist cannot attest
+		// A Machine that does not exist cannot attest. The cached state does not show why a record is quarantined.
+		if m == nil || recordUID != uid || !l.Quarantined && r.Latch(uid).Covers(l) {
+			delete(left, uid)
 			continue
 		}
 		if err := r.Limit.Wait(ctx); err != nil {

@@ -174,6 +174,23 @@ func TestReconciler_WaitsUntilSourcesAreMarked(t *testing.T) {
 	}
 }
 
+// Without the condition, a leader that starts after the restore lifts a quarantine that no object requires.
+func TestReconciler_MarksAQuarantineThatARestoredRecordAlreadyHas(t *testing.T) {
+	p, lost := newProcess(), rule.Latch{Quarantined: true}
+	p.memory.Latches = map[string]rule.Latch{"u": lost}
+	p.Restored(0, "test")
+	records := map[string]*v1alpha1.MachineAttestation{"u": {}}
+	records["u"].Status.Quarantined = true // by a process whose inventory was from before the restore
+	r := p.reconciler(records)
+	(&cache{ready: true, latch: lost}).of(r)
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || p.Repairing() {
+		t.Errorf("%v, repairing %v", err, p.Repairing())
+	}
+	if !rule.Unconfirmed(records["u"]) {
+		t.Errorf("the next leader would lift the quarantine: %+v", records["u"].Status)
+	}
+}
+
 // A record that cannot be written keeps out only its own Machine.
 func TestReconciler_OneBadRecordDelaysNoKeys(t *testing.T) {
 	p, renewed := newProcess(), 0
