@@ -65,7 +65,7 @@ func TestOverlay_OfAnAdministratorRenders(t *testing.T) {
 	if err != nil {
 		t.Fatalf("kubectl kustomize: %v\n%s", err, out)
 	}
-	for _, want := range []string{"image: registry.cluster.example.com/infra/mcs-attest-verifier:v0.2.0",
+	for _, want := range []string{"image: registry.cluster.example.com/infra/mcs-attest-verifier:v0.3.0",
 		"https://api-int.mine.example.com:22623", "name: mcs-attest-config"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("rendered without %q", want)
