@@ -25,7 +25,7 @@ func (k *Process) recordControllers(
 		MayBeQuarantined: c.MayBeQuarantined, Revoke: revoke, Log: p.Log, Now: p.Now,
 	})
 	claims := identityclaim.New(identityclaim.Options{
-		Claims: c.Records(), Known: c.Registry().Known, Synced: c.Synced, Revoke: revoke, Limit: c.Limit(),
+		Claims: c.Records(), Known: c.Registry().Known, Synced: c.Synced, Limit: c.Limit(),
 		CanChange: func(namespace string) bool { return c.CanChange(namespace, false) },
 	})
 	pending := &pendingmachine.Reconciler{Expire: c.Records().ExpirePending, Now: p.Now, Every: time.Minute}

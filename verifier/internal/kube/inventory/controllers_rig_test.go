@@ -26,7 +26,7 @@ func (p *process) recordControllers(o verifier.Options,
 	}
 	records := machinerecord.New(keep)
 	claims := identityclaim.New(identityclaim.Options{
-		Claims: p.Records(), Known: p.Registry().Known, Synced: p.Synced, Revoke: o.Revoke, Retry: o.Pass,
+		Claims: p.Records(), Known: p.Registry().Known, Synced: p.Synced, Retry: o.Pass,
 		CanChange: func(namespace string) bool { return p.CanChange(namespace, false) }, Limit: p.Limit(),
 	})
 	pending := &pendingmachine.Reconciler{Expire: p.Records().ExpirePending, Now: time.Now, Every: o.Pass}

@@ -215,9 +215,15 @@ func unchanged(o client.Object) client.Preconditions {
 	return client.Preconditions{UID: &uid, ResourceVersion: &version}
 }
 
-// ReleaseClaims deletes the claims of a deleted Machine. For each claim it asks the API for the Machine
-// that the claim names.
+// ReleaseClaims deletes the claims of a deleted Machine that left no record. For each claim it asks the
+// API for the Machine that the claim names. It revokes the Machine's credentials first, because
+// afterwards nothing names the Machine anymore.
 func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
+	return r.releaseClaims(ctx, uid, false)
+}
+
+// releaseClaims does the same. If the credentials are revoked already, it does not revoke them.
+func (r *Records) releaseClaims(ctx context.Context, uid string, revoked bool) error {
 	found, _, err := list[v1alpha1.IdentityClaim](ctx, r, v1alpha1.KindIdentityClaim, claims,
 		client.MatchingLabels{labelMachineUID: uid})
 	if err != nil {
@@ -234,6 +240,12 @@ func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
 		}
 		if !gone {
 			return fmt.Errorf("claim %s: %w", c.Name, ErrMachineThere)
+		}
+		if !revoked {
+			if err := r.revoke(ctx, uid, nil); err != nil {
+				return err
+			}
+			revoked = true
 		}
 		if err := r.deleteClaim(ctx, c); err != nil {
 			return err

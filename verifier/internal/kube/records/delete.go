@@ -31,6 +31,7 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 	if err != nil {
 		return err
 	}
+	revoked := false
 	for i := range found {
 		a := &found[i]
 		if a.Spec.MachineRef == nil || a.Status.MachineUID != "" && a.Status.MachineUID != uid || !owns(uid, a) {
@@ -47,15 +48,11 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 		if !gone {
 			return fmt.Errorf("record %s/%s: %w", a.Namespace, a.Name, ErrMachineThere)
 		}
-		if r.o.Revoke != nil {
-			// The credentials are revoked before the record that names them is deleted.
-			ctx, cancel := context.WithTimeout(ctx, 4*r.o.Timeout)
-			err := r.o.Revoke(ctx, uid, a.Status.Credentials)
-			cancel()
-			if err != nil {
-				return err
-			}
+		// The credentials are revoked before the record that names them is deleted.
+		if err := r.revoke(ctx, uid, a.Status.Credentials); err != nil {
+			return err
 		}
+		revoked = true
 		err = r.do(ctx, "delete", attestations, func(ctx context.Context) error {
 			return r.o.Client.Delete(ctx, a, client.Preconditions{UID: &a.UID})
 		})
@@ -63,7 +60,17 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 			return unavailable(err, "delete record %s/%s", a.Namespace, a.Name)
 		}
 	}
-	return r.ReleaseClaims(ctx, uid)
+	return r.releaseClaims(ctx, uid, revoked)
+}
+
+// revoke revokes the credentials of a Machine that was deleted.
+func (r *Records) revoke(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error {
+	if r.o.Revoke == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 4*r.o.Timeout)
+	defer cancel()
+	return r.o.Revoke(ctx, uid, all)
 }
 
 // named returns the objects with a record's name. It omits an object that cannot be decoded, so that

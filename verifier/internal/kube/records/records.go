@@ -65,8 +65,8 @@ type Options struct {
 	// Called, if set, is called before each call of the API, with the RBAC verb and the resource, which
 	// includes the suffix "/status" for a subresource.
 	Called func(verb, resource string)
-	// Revoke, if set, revokes the bootstrap credentials of a Machine that was deleted,
-	// before its record is deleted.
+	// Revoke, if set, revokes the bootstrap credentials of a Machine that was deleted, before its record is
+	// deleted, or before its claims are released if it has no record.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 	// Withheld, if set, reports whether the grant of a record is not in force because a restore of etcd
 	// brought it back.

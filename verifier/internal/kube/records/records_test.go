@@ -3,6 +3,7 @@
 package records_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -119,6 +120,56 @@ func TestDelete_FailsWhileTheMachineExists(t *testing.T) {
 	_, err := r.Record(t.Context(), m.UID)
 	denied(t, err, reason.MachineNotFound)
 	denied(t, attest(r, m, id, "token2", s.now()), reason.MachineNotFound)
+}
+
+// The claims of a Machine without a record are all that names it. If a revocation fails, or the process ends, they
+// remain for the next run.
+func TestReleaseClaims_RevokesFirst(t *testing.T) {
+	s := newSite(t)
+	var revoked int
+	fails := errors.New("the Secrets cannot be deleted")
+	r := s.replica(func(o *records.Options) {
+		o.Revoke = func(context.Context, string, []v1alpha1.CredentialStatus) error { revoked++; return fails }
+	})
+	m, id := s.machine("worker-0"), unique()
+	s.attested(r, m, id, "token1", s.now())
+	s.delete(attestations, m.Namespace, m.UID)
+	if err := r.ReleaseClaims(t.Context(), m.UID); !errors.Is(err, records.ErrMachineThere) || revoked > 0 {
+		t.Errorf("while the Machine exists: %v, revoked %d times", err, revoked)
+	}
+	s.remove(m)
+	if err := r.ReleaseClaims(t.Context(), m.UID); !errors.Is(err, fails) || s.holder(r, id) != m.UID {
+		t.Fatalf("after a failed revocation: %v, the identity is %q's", err, s.holder(r, id))
+	}
+	fails, revoked = nil, 0
+	for range 2 {
+		if err := r.ReleaseClaims(t.Context(), m.UID); err != nil || s.holder(r, id) != "" {
+			t.Errorf("%v, the identity is %q's", err, s.holder(r, id))
+		}
+	}
+	if revoked != 1 {
+		t.Errorf("revoked %d times", revoked)
+	}
+}
+
+func TestDelete_RevokesTheCredentialsOfTheRecordOnce(t *testing.T) {
+	s := newSite(t)
+	var revoked []string
+	r := s.replica(func(o *records.Options) {
+		o.Revoke = func(_ context.Context, uid string, _ []v1alpha1.CredentialStatus) error {
+			revoked = append(revoked, uid)
+			return nil
+		}
+	})
+	m, id := s.machine("worker-0"), unique()
+	s.attested(r, m, id, "token1", s.now())
+	s.remove(m)
+	if err := r.Delete(t.Context(), m.UID); err != nil || s.holder(r, id) != "" {
+		t.Errorf("%v, the identity is %q's", err, s.holder(r, id))
+	}
+	if !slices.Equal(revoked, []string{m.UID}) {
+		t.Errorf("revoked %q", revoked)
+	}
 }
 
 // A replica that does not know yet that a Machine was deleted does not create the record that another one deleted.

@@ -4,15 +4,14 @@
 // Such a claim does no harm, because it is also released when another machine presents the identity. So
 // the controller reads all claims only when it starts, and once an hour.
 //
-// It watches nothing. It lists IdentityClaims, deletes those whose Machine the API confirms as deleted,
-// and revokes the remaining bootstrap credentials of such a Machine. It needs list and delete on
-// identityclaims, get on machines and namespaces, and delete on the Secrets of credentials: those that
-// package credential creates, and those that it publishes.
+// It watches nothing. It lists IdentityClaims, and deletes those whose Machine the API confirms as
+// deleted. Package records revokes the remaining bootstrap credentials of such a Machine first. So the
+// controller needs list and delete on identityclaims, get on machines and namespaces, and delete on the
+// Secrets of credentials: those that package credential creates, and those that it publishes.
 //
 // A claim is deleted only in the version that was read. So a late or repeated run deletes no claim that
-// another machine holds. If the verifier may not read a namespace, the claims of its Machines remain.
-// After a failed revocation no claim names the Machine anymore, so the controller remembers it until a
-// revocation succeeds.
+// another machine holds. If the verifier may not read a namespace, or if a revocation failed, the claims
+// of those Machines remain for the next run.
 package identityclaim
 
 import (
@@ -40,7 +39,7 @@ const (
 	defaultRetry = time.Minute
 )
 
-// Options configure a [Reconciler]. Revoke and Retry are optional.
+// Options configure a [Reconciler]. Retry is optional.
 type Options struct {
 	Claims Claims
 	// Known reports whether a Machine with this UID exists.
@@ -48,9 +47,6 @@ type Options struct {
 	// Synced reports whether the Machines were read. CanChange reports this for one namespace.
 	Synced    func() (bool, []string)
 	CanChange func(namespace string) bool
-	// Revoke revokes the bootstrap credentials of a Machine that was deleted. It is nil if machines
-	// have none.
-	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 	// Limit is the rate limit of deletions.
 	Limit flowcontrol.RateLimiter
 	// Retry is the pause before the next run if the Machines were not read yet. Default one minute.
@@ -60,21 +56,17 @@ type Options struct {
 // Claims reads and releases claims.
 type Claims interface {
 	EachClaim(ctx context.Context, f func(v1alpha1.IdentityClaimSpec)) error
+	// ReleaseClaims also revokes the credentials of the Machine.
 	ReleaseClaims(ctx context.Context, uid string) error
 }
 
 // Reconciler releases claims. Use [New].
-type Reconciler struct {
-	o Options
-	// unrevoked has the UIDs of the Machines whose claims are released, but whose credentials are not revoked
-	// yet. It belongs to Reconcile, which never runs concurrently.
-	unrevoked map[string]bool
-}
+type Reconciler struct{ o Options }
 
 // New returns a reconciler. It makes no call.
 func New(o Options) *Reconciler {
 	o.Retry = cmp.Or(o.Retry, defaultRetry)
-	return &Reconciler{o: o, unrevoked: map[string]bool{}}
+	return &Reconciler{o: o}
 }
 
 // SetupWithManager adds the controller to a manager.
@@ -100,11 +92,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	var failed []error
-	for uid := range r.unrevoked {
-		if err := r.revoke(ctx, uid); err != nil {
-			failed = append(failed, err)
-		}
-	}
 	for uid, namespace := range deleted {
 		if !r.o.CanChange(namespace) {
 			continue
@@ -123,21 +110,9 @@ func (r *Reconciler) release(ctx context.Context, uid string) error {
 	if err := r.o.Limit.Wait(ctx); err != nil {
 		return err
 	}
-	switch err := r.o.Claims.ReleaseClaims(ctx, uid); {
-	case errors.Is(err, records.ErrMachineThere):
+	err := r.o.Claims.ReleaseClaims(ctx, uid)
+	if errors.Is(err, records.ErrMachineThere) {
 		return nil // the watch reports it as well
-	case err != nil || r.o.Revoke == nil:
-		return err
 	}
-	return r.revoke(ctx, uid)
-}
-
-// revoke revokes the credentials of a Machine whose claims are released.
-func (r *Reconciler) revoke(ctx context.Context, uid string) error {
-	r.unrevoked[uid] = true
-	if err := r.o.Revoke(ctx, uid, nil); err != nil {
-		return err
-	}
-	delete(r.unrevoked, uid)
-	return nil
+	return err
 }

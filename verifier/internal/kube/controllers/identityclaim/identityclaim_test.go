@@ -5,7 +5,7 @@ package identityclaim_test
 import (
 	"context"
 	"errors"
-	"slices"
+	"fmt"
 	"testing"
 
 	"k8s.io/client-go/util/flowcontrol"
@@ -13,13 +13,12 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/identityclaim"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
-// fake has the claims of Machines that were deleted, and the credentials of all.
+// fake has the claims of Machines that were deleted.
 type fake struct {
-	claims  map[string]bool // by UID of the Machine
-	fails   error           // of each revocation
-	revoked []string
+	claims map[string]error // by UID of the Machine: the result of their release
 }
 
 func (f *fake) EachClaim(_ context.Context, each func(v1alpha1.IdentityClaimSpec)) error {
@@ -30,37 +29,27 @@ func (f *fake) EachClaim(_ context.Context, each func(v1alpha1.IdentityClaimSpec
 }
 
 func (f *fake) ReleaseClaims(_ context.Context, uid string) error {
-	delete(f.claims, uid)
-	return nil
-}
-
-func (f *fake) revoke(_ context.Context, uid string, _ []v1alpha1.CredentialStatus) error {
-	if f.fails != nil {
-		return f.fails
+	err := f.claims[uid]
+	if err == nil {
+		delete(f.claims, uid)
 	}
-	f.revoked = append(f.revoked, uid)
-	return nil
+	return err
 }
 
-// After the claims are released, nothing in the API names the Machine anymore.
-func TestReconcile_RevokesAgainAfterAFailure(t *testing.T) {
-	f := &fake{claims: map[string]bool{"a": true, "b": true}, fails: errors.New("the API is unavailable")}
+func TestReconcile_ReleasesAgainAfterAFailure(t *testing.T) {
+	fails := errors.New("the credentials are not revoked")
+	f := &fake{claims: map[string]error{"a": nil, "b": fails, "c": fmt.Errorf("claim: %w", records.ErrMachineThere)}}
 	r := identityclaim.New(identityclaim.Options{
 		Claims: f, Known: func(string) bool { return false }, Synced: func() (bool, []string) { return true, nil },
-		CanChange: func(string) bool { return true }, Revoke: f.revoke, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
+		CanChange: func(string) bool { return true }, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
 	})
 	for range 2 {
-		if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, f.fails) || len(f.claims) > 0 {
+		if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, fails) || len(f.claims) != 2 {
 			t.Fatalf("%v, claims %v", err, f.claims)
 		}
 	}
-	f.fails = nil
-	for range 2 {
-		if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if slices.Sort(f.revoked); !slices.Equal(f.revoked, []string{"a", "b"}) {
-		t.Errorf("revoked %q", f.revoked)
+	f.claims["b"] = nil
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || len(f.claims) != 1 {
+		t.Errorf("%v, claims %v", err, f.claims)
 	}
 }
