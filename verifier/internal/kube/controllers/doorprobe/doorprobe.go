@@ -66,7 +66,8 @@ type Prober struct {
 
 	mu     sync.Mutex
 	ports  map[port]state
-	ready  bool // one round has ended, and the control plane had Nodes
+	ready  bool // the last round has ended, and the control plane had Nodes
+	none   bool // the last round has ended, and there was nothing to check
 	unread bool // it is not known whether the cluster has a control plane to check
 }
 
@@ -135,7 +136,7 @@ func (p *Prober) round(ctx context.Context) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ready = len(names) > 0
+	p.ready, p.none = len(names) > 0, len(names) == 0
 	for at := range p.ports {
 		if !slices.Contains(names, at.node) {
 			delete(p.ports, at)

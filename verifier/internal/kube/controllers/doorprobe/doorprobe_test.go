@@ -13,6 +13,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
@@ -128,8 +129,8 @@ func TestProber_ReportsEachDoorThatOpensOnce(t *testing.T) {
 	}
 	r.nodes = nil
 	p.round(t.Context())
-	if c := p.Condition(); c.Type != "" {
-		t.Errorf("without a control plane: %+v", c)
+	if c := p.Condition(); c.Type != v1alpha1.ConditionDoorOpen || c.Status != "" {
+		t.Errorf("without a control plane: %+v, want one that is removed", c)
 	}
 }
 

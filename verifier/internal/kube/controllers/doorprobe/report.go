@@ -92,16 +92,19 @@ func (p *Prober) Findings() []view.Finding {
 	}}
 }
 
-// Condition returns DoorOpen as this replica observes it. It has no type if there is nothing to check.
+// Condition returns DoorOpen as this replica observes it. It has no type before the first round has ended, and
+// no status if there is nothing to check.
 func (p *Prober) Condition() metav1.Condition {
 	p.mu.Lock()
-	ready, unread := p.ready, p.unread
+	ready, none, unread := p.ready, p.none, p.unread
 	p.mu.Unlock()
 	c := metav1.Condition{Type: v1alpha1.ConditionDoorOpen}
 	switch open, unknown := p.in(door.Open), p.in(door.Unknown); {
 	case !ready && unread:
 		c.Status, c.Reason = metav1.ConditionUnknown, reasonNotObserved
 		c.Message = "the MachineConfigPools were not read, so it is not known whether there is a control plane to check"
+	case none:
+		return c
 	case !ready:
 		return metav1.Condition{}
 	case len(open) > 0:

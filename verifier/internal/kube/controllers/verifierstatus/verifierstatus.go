@@ -81,7 +81,8 @@ type Options struct {
 // Findings returns problems for an administrator. The texts must not depend on the time.
 type Findings = func() []view.Finding
 
-// Condition returns a condition that another part evaluates. A condition without a type is not written.
+// Condition returns a condition that another part evaluates. A condition without a type is not written. One
+// with a type and without a status is removed.
 type Condition = func() metav1.Condition
 
 // Reconciler maintains the AttestationVerifier.
@@ -183,6 +184,10 @@ func (r *Reconciler) apply(v *v1alpha1.AttestationVerifier, next status, now tim
 		!slices.Equal(s.ControlPlaneNodes, next.nodes)
 	s.Holder, s.Version, s.ControlPlaneNodes = r.o.Holder, cmp.Or(r.o.Version, s.Version), next.nodes
 	for _, c := range next.conditions {
+		if c.Status == "" {
+			changed = meta.RemoveStatusCondition(&s.Conditions, c.Type) || changed
+			continue
+		}
 		c.LastTransitionTime = metav1.NewTime(now.UTC().Truncate(time.Second))
 		changed = meta.SetStatusCondition(&s.Conditions, c) || changed
 	}

@@ -204,6 +204,15 @@ func TestReconcile_OtherConditionsAndTheListOfNodes(t *testing.T) {
 	if c == nil || len(c.Message) > maxMessage || !slices.Equal(s.ControlPlaneNodes, []string{"one"}) {
 		t.Errorf("%+v", s)
 	}
+	// Before the first observation of a replica, the condition stays. If there is nothing to observe, it is removed.
+	r.door = metav1.Condition{}
+	if s, _, writes := r.do(); writes != 0 || meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionDoorOpen) == nil {
+		t.Errorf("%d writes, %+v", writes, s.Conditions)
+	}
+	r.door.Type = v1alpha1.ConditionDoorOpen
+	if s, _, writes := r.do(); writes != 1 || meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionDoorOpen) != nil {
+		t.Errorf("%d writes, %+v", writes, s.Conditions)
+	}
 	// While it is not known who may have the role, the list stays.
 	r.nodes, r.known = nil, false
 	if s, _, writes := r.do(); writes != 0 || !slices.Equal(s.ControlPlaneNodes, []string{"one"}) {
