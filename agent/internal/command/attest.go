@@ -328,6 +328,8 @@ func advice(err error) string {
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
 		return "put the provisioning token into the pointer config, as the header Authorization: Bearer of its source"
+	case errors.Is(err, tpmdev.ErrTimeout):
+		return "turn the machine's power off and on, which resets the TPM"
 	case errors.Is(err, tpmdev.ErrAbsent):
 		return "enable the TPM in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &missing):

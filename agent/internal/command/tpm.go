@@ -76,11 +76,17 @@ func (a *agent) bootTPM(ctx context.Context, machine platform.Machine) (*machine
 	return a.waitForTPM(ctx, ekType(word, machine.ID))
 }
 
-// waitForTPM waits a few seconds for a driver that loads late or a TPM that is busy.
+// waitForTPM waits a few seconds for a driver that loads late or a TPM that is busy. A TPM that hangs
+// has already taken minutes, so waitForTPM does not try again.
 func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, error) {
+	return untilOpen(ctx, func() (*machineTPM, error) { return a.openTPM(key) })
+}
+
+func untilOpen(ctx context.Context, open func() (*machineTPM, error)) (*machineTPM, error) {
 	for try := 1; ; try++ {
-		tpm, err := a.openTPM(key)
-		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || try == tpmTries {
+		tpm, err := open()
+		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || errors.Is(err, tpmdev.ErrTimeout) ||
+			try == tpmTries {
 			return tpm, err
 		}
 		select {

@@ -3,9 +3,16 @@
 package command
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
@@ -34,6 +41,38 @@ func TestAttest_ReopensAFailedDevice(t *testing.T) {
 	}
 	if err := tpm.close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Each attempt on a TPM that hangs takes minutes, in which the console shows nothing.
+func TestWaitForTPM_DoesNotRepeatATimeout(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want int
+	}{
+		"a TPM that hangs":                {fmt.Errorf("reading the EK: %w", tpmdev.ErrTimeout), 1},
+		"an endorsement hierarchy in use": {attester.ErrEndorsementOwned, 1},
+		"a driver that loads late":        {tpmdev.ErrAbsent, tpmTries},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tries := 0
+				_, err := untilOpen(t.Context(), func() (*machineTPM, error) {
+					tries++
+					return nil, c.err
+				})
+				if !errors.Is(err, c.err) || tries != c.want {
+					t.Errorf("%d tries, want %d: %v", tries, c.want, err)
+				}
+			})
+		})
+	}
+}
+
+func TestAdvice_NamesHowToResetATPMThatHangs(t *testing.T) {
+	err := &flow.MissingEvidence{Kinds: []evidence.Kind{evidence.TPM2}, Err: fmt.Errorf("reading the EK: %w", tpmdev.ErrTimeout)}
+	if got := advice(err); !strings.Contains(got, "power") {
+		t.Errorf("the hint is %q", got)
 	}
 }
 

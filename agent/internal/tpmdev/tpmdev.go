@@ -5,6 +5,11 @@
 // The device in go-tpm waits for a response without limit. Here every command has a deadline. When
 // a deadline has passed, the device is closed, because its late response could be mistaken for the
 // response to the next command.
+//
+// The kernel holds a lock of the device while the TPM executes a command. Even in non-blocking mode,
+// poll and close wait for it, and no signal ends that wait. So these calls run in a goroutine, which
+// the deadline abandons. The caller continues and can report the error. The process itself exits when
+// the kernel's driver gives up, which normally takes at most five minutes.
 package tpmdev
 
 import (
@@ -25,10 +30,15 @@ const (
 	// commandTime limits one command. The slowest known one, the creation of an RSA key on an old
 	// discrete TPM, takes up to a minute.
 	commandTime = 150 * time.Second
+	// closeTime limits a close, in which the kernel may wait for another process's command.
+	closeTime = 10 * time.Second
 	// maxResponse is at least TPM_PT_MAX_RESPONSE_SIZE of every known TPM.
 	maxResponse = 8192
 	headerSize  = 10
 )
+
+// ErrTimeout reports that the TPM did not execute a command in time.
+var ErrTimeout = errors.New("the TPM did not answer")
 
 // ErrAbsent reports that the machine has no TPM.
 var ErrAbsent = errors.New("the machine has no TPM 2.0")
@@ -49,8 +59,7 @@ func Open(path string) (transport.TPMCloser, error) {
 		}
 		return &socket{conn}, nil
 	}
-	// In non-blocking mode the kernel runs the command while the agent polls, so a TPM that hangs
-	// does not block the agent.
+	// In non-blocking mode the kernel executes the command after write has returned.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening the TPM %s: %w", path, err)
@@ -68,18 +77,47 @@ func (d *device) Send(command []byte) ([]byte, error) {
 	if d.fd < 0 {
 		return nil, fmt.Errorf("the TPM: %w", fs.ErrClosed)
 	}
-	n, err := ignoringInterrupts(func() (int, error) { return unix.Write(d.fd, command) })
+	type result struct {
+		response []byte
+		err      error
+	}
+	fd, limit, done := d.fd, d.limit, make(chan result, 1)
+	go func() {
+		response, err := exchange(fd, command, limit)
+		done <- result{response, err}
+	}()
+	select {
+	case r := <-done:
+		if !errors.Is(r.err, ErrTimeout) {
+			return r.response, r.err
+		}
+		done <- r
+	case <-time.After(limit):
+	}
+	// Not before exchange has ended: the number could then be that of another file.
+	d.fd = -1
+	go func() {
+		<-done
+		_ = unix.Close(fd)
+	}()
+	return nil, fmt.Errorf("%w within %v", ErrTimeout, limit)
+}
+
+// exchange sends a command and waits for the response until the limit has passed, or longer if the
+// kernel blocks.
+func exchange(fd int, command []byte, limit time.Duration) ([]byte, error) {
+	deadline := time.Now().Add(limit)
+	n, err := ignoringInterrupts(func() (int, error) { return unix.Write(fd, command) })
 	if err != nil || n != len(command) {
 		return nil, fmt.Errorf("sending a command to the TPM: %w", errors.Join(err, short(n, len(command))))
 	}
-	deadline := time.Now().Add(d.limit)
 	for {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return nil, errors.Join(fmt.Errorf("the TPM did not answer within %v", d.limit), d.Close())
+			return nil, ErrTimeout
 		}
 		ready, err := ignoringInterrupts(func() (int, error) {
-			return unix.Poll([]unix.PollFd{{Fd: int32(d.fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+			return unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("waiting for the TPM: %w", err)
@@ -88,7 +126,7 @@ func (d *device) Send(command []byte) ([]byte, error) {
 			continue
 		}
 		response := make([]byte, maxResponse)
-		n, err := ignoringInterrupts(func() (int, error) { return unix.Read(d.fd, response) })
+		n, err := ignoringInterrupts(func() (int, error) { return unix.Read(fd, response) })
 		if errors.Is(err, unix.EAGAIN) {
 			continue
 		}
@@ -103,9 +141,15 @@ func (d *device) Close() error {
 	if d.fd < 0 {
 		return nil
 	}
-	fd := d.fd
+	fd, done := d.fd, make(chan error, 1)
 	d.fd = -1
-	return unix.Close(fd)
+	go func() { done <- unix.Close(fd) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(closeTime):
+		return fmt.Errorf("closing the TPM: it did not end within %v", closeTime)
+	}
 }
 
 func ignoringInterrupts(f func() (int, error)) (int, error) {

@@ -70,11 +70,44 @@ func TestDevice(t *testing.T) {
 func TestDeviceThatHangs(t *testing.T) {
 	d := fakeDevice(t, func([]byte) []byte { return nil })
 	d.limit = 50 * time.Millisecond
-	if _, err := d.Send([]byte("a command")); err == nil {
-		t.Error("no error")
+	if _, err := d.Send([]byte("a command")); !errors.Is(err, ErrTimeout) {
+		t.Errorf("error %v", err)
 	}
 	if _, err := d.Send([]byte("another")); !errors.Is(err, fs.ErrClosed) {
 		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// The kernel holds a lock while the TPM executes a command, and poll and close wait for it. Here a full
+// socket in blocking mode stands for that.
+func TestDevice_CommandEndsWhileTheKernelBlocks(t *testing.T) {
+	d := fakeDevice(t, func([]byte) []byte {
+		<-t.Context().Done()
+		return nil
+	})
+	if err := unix.SetsockoptInt(d.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4096); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for err == nil {
+		_, err = unix.Write(d.fd, []byte("a command"))
+	}
+	if err := unix.SetNonblock(d.fd, false); err != nil {
+		t.Fatal(err)
+	}
+	d.limit = 50 * time.Millisecond
+	ended := make(chan error, 1)
+	go func() {
+		_, err := d.Send([]byte("a command"))
+		ended <- errors.Join(err, d.Close())
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, ErrTimeout) {
+			t.Errorf("error %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the command did not end")
 	}
 }
 
