@@ -152,7 +152,9 @@ change_image() {
     [ -f "$image" ] || fail "$image is not a file"
     # cp -a would copy a link, and the changes would go to the image itself.
     image=$(readlink -f -- "$image")
+    # sfdisk before util-linux 2.35 does not print the sector size. For a file it then uses 512 bytes.
     offset=$(sfdisk --dump "$image" 2> /dev/null | awk -F '[:=, ]+' '
+        BEGIN { size = 512 }
         $1 == "sector-size" { size = $2 }
         /name="boot"/ { for (i = 1; i < NF; i++) if ($i == "start") print $(i + 1) * size }')
     [ -n "$offset" ] || fail "$image has no partition named boot" "for another format: qemu-img convert -O raw"

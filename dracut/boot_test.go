@@ -294,6 +294,20 @@ func TestBoot_ChangesADiskImageAsAFolder(t *testing.T) {
 	}
 }
 
+// sfdisk before util-linux 2.35, for example in RHEL 8, does not print the size of a sector.
+func TestBoot_ChangesADiskImageWithAnOlderSfdisk(t *testing.T) {
+	image, system := diskImage(t)
+	agent, overlay := archive(t, "agent")
+	cmd := exec.Command("./boot.sh", "add", "--image", image, agent)
+	cmd.Env = withFake(t, "sfdisk", `$real "$@" | grep -v '^sector-size'`+"\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got := bootFiles(t, system)[overlay]; got != "070701agent" {
+		t.Errorf("the archive in the image is %q", got)
+	}
+}
+
 func TestBoot_LeavesADiskImageThatItCannotChange(t *testing.T) {
 	image, system := diskImage(t)
 	large, _ := archive(t, strings.Repeat("large", 2<<20))
