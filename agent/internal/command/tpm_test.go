@@ -70,7 +70,8 @@ func TestWaitForTPM_DoesNotRepeatATimeout(t *testing.T) {
 }
 
 func TestAdvice_NamesHowToResetATPMThatHangs(t *testing.T) {
-	err := &flow.MissingEvidence{Kinds: []evidence.Kind{evidence.TPM2}, Err: fmt.Errorf("reading the EK: %w", tpmdev.ErrTimeout)}
+	err := &flow.MissingEvidence{Kinds: []evidence.Kind{evidence.TPM2},
+		Err: fmt.Errorf("reading the EK: %w", tpmdev.ErrTimeout)}
 	if got := advice(err); !strings.Contains(got, "power") {
 		t.Errorf("the hint is %q", got)
 	}
