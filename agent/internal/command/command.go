@@ -35,11 +35,12 @@ type agent struct {
 	out     io.Writer
 	// realRoot is true in the real root.
 	realRoot bool
-	// Tests replace reboot and pause, and set step, which is that of nextboot. All end early with an
-	// error if the context ends.
-	step   func(string) error
-	reboot func(context.Context) error
-	pause  func(context.Context, time.Duration) error
+	// Tests replace reboot and pause, and set step and mounted, which are those of nextboot. Reboot and
+	// pause end early with an error if the context ends.
+	step    func(string) error
+	mounted func(dir string) (bool, error)
+	reboot  func(context.Context) error
+	pause   func(context.Context, time.Duration) error
 }
 
 // hinted is an error with a hint for the administrator.

@@ -73,7 +73,7 @@ var errNotApplied = errors.New("the last boot staged the full config, but Igniti
 //   - otherwise: remove an incomplete config of an earlier boot, then [agent.attestAndStage].
 func (a *agent) runFirstboot(ctx context.Context) error {
 	boot := nextboot.Boot{Dir: a.paths.Boot, Marker: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
-		Step: a.step}
+		Step: a.step, Mounted: a.mounted}
 	state, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
 	if err != nil {
 		return fmt.Errorf("which config this machine has: %w", err)

@@ -42,6 +42,8 @@ type stock struct {
 	out      bytes.Buffer
 	boots    int
 	pauses   []time.Duration
+	// unmounted is true if /boot is a folder of the root file system.
+	unmounted bool
 	// step, reboot and pause are those of the agent in the next run.
 	step   func(string) error
 	reboot func(context.Context) error
@@ -233,6 +235,7 @@ func (m *stock) run() (err error) {
 	m.out.Reset()
 	a := &agent{
 		paths: m.paths, console: &console.Console{Out: &m.out, Err: &m.out}, out: &m.out, step: m.step,
+		mounted: func(string) (bool, error) { return !m.unmounted, nil },
 		reboot: func(ctx context.Context) error {
 			if m.reboot != nil {
 				return m.reboot(ctx)
@@ -516,7 +519,8 @@ func TestFirstboot_DoesNotAttestIfItCannotSucceed(t *testing.T) {
 			}
 			m.write(m.paths.Own(cappedFile), "")
 		}, "PCR 11 is capped already"},
-		"no boot partition": {func(m *stock) { m.paths.Boot += "-none" }, "make "},
+		"no boot partition":                      {func(m *stock) { m.paths.Boot += "-none" }, "make "},
+		"a folder instead of the boot partition": {func(m *stock) { m.unmounted = true }, "is not mounted"},
 		"no pointer config": {func(m *stock) {
 			m.write(filepath.Join(m.paths.FirstBoot, firstboot.PointerFile), `{"ignition":{"version":"3.2.0"}}`)
 		}, "0 servers"},

@@ -39,6 +39,9 @@ const (
 // and a third more in base64.
 const minFree = 32 << 20
 
+// ErrNotMounted reports that the boot partition is not mounted.
+var ErrNotMounted = errors.New("the boot partition is not mounted")
+
 // Boot is the boot partition.
 type Boot struct {
 	// Dir is where it is mounted.
@@ -48,12 +51,17 @@ type Boot struct {
 	// BootID is the id of this boot.
 	BootID string
 
+	// Mounted reports whether a folder has a file system of its own; nil asks the kernel.
+	Mounted func(dir string) (bool, error)
 	// Step, if set, is called after each step of Stage. An error ends Stage, as a crash would.
 	Step func(name string) error
 }
 
-// Prepare makes the boot partition writable, and checks that a config fits.
+// Prepare checks that the boot partition is mounted, makes it writable, and checks that a config fits.
 func (b Boot) Prepare() error {
+	if err := b.requireMount(); err != nil {
+		return err
+	}
 	if err := b.writable(); err != nil {
 		return fmt.Errorf("make %s writable: %w", b.Dir, err)
 	}
@@ -65,6 +73,34 @@ func (b Boot) Prepare() error {
 		return fmt.Errorf("%s has %d bytes free; %d are needed", b.Dir, free, minFree)
 	}
 	return nil
+}
+
+// requireMount returns an error if Dir is a folder of the root file system, which neither GRUB nor
+// Ignition reads.
+func (b Boot) requireMount() error {
+	mounted := b.Mounted
+	if mounted == nil {
+		mounted = isMount
+	}
+	ok, err := mounted(b.Dir)
+	if err == nil && !ok {
+		err = ErrNotMounted
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", b.Dir, err)
+	}
+	return nil
+}
+
+// isMount reports whether dir has a file system of its own. Where there is no boot partition, OSTree
+// mounts a folder of the root file system on /boot. That is not such a mount.
+func isMount(dir string) (bool, error) {
+	var above, own unix.Stat_t
+	// In this order: the first call mounts an automount point.
+	if err := errors.Join(unix.Stat(dir+"/..", &above), unix.Stat(dir, &own)); err != nil {
+		return false, err
+	}
+	return own.Dev != above.Dev, nil
 }
 
 // writable remounts the boot partition if it is read-only, with its other options.
@@ -135,8 +171,14 @@ func (b Boot) StagedEarlier() bool {
 }
 
 // Clear removes a config, complete or not, and its marker. The flag goes first, so that no boot finds a
-// flag without its config. Without any of them, Clear does not write to the boot partition.
+// flag without its config. Without any of them, Clear does not write to the boot partition. If the marker
+// says that there is a config and the boot partition is not mounted, Clear fails and keeps the marker.
 func (b Boot) Clear() error {
+	if paths.Exists(b.Marker) {
+		if err := b.requireMount(); err != nil {
+			return fmt.Errorf("remove the staged config: %w", err)
+		}
+	}
 	dir := filepath.Join(b.Dir, folder)
 	left := []string{
 		filepath.Join(b.Dir, flag), filepath.Join(b.Dir, temporary),

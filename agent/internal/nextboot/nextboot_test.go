@@ -15,7 +15,8 @@ import (
 func newBoot(t *testing.T) nextboot.Boot {
 	t.Helper()
 	dir := t.TempDir()
-	b := nextboot.Boot{Dir: filepath.Join(dir, "boot"), Marker: filepath.Join(dir, "etc", "staged"), BootID: "one"}
+	b := nextboot.Boot{Dir: filepath.Join(dir, "boot"), Marker: filepath.Join(dir, "etc", "staged"), BootID: "one",
+		Mounted: func(string) (bool, error) { return true, nil }}
 	if err := os.Mkdir(b.Dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -124,6 +125,44 @@ func TestPrepare_FailsBeforeAnythingIsUsed(t *testing.T) {
 	b.Dir = filepath.Join(b.Dir, "none")
 	if err := b.Prepare(); err == nil {
 		t.Error("a folder that does not exist")
+	}
+}
+
+// GRUB and Ignition read only the boot partition, not a folder of the root file system.
+func TestPrepare_RequiresAMount(t *testing.T) {
+	b := newBoot(t)
+	b.Mounted = nil
+	if err := b.Prepare(); !errors.Is(err, nextboot.ErrNotMounted) || len(list(t, b)) != 0 {
+		t.Errorf("a folder of the root file system: %v", err)
+	}
+	b.Dir = "/proc"
+	if err := b.Prepare(); err == nil || errors.Is(err, nextboot.ErrNotMounted) {
+		t.Errorf("a mount: %v", err)
+	}
+}
+
+// Without the boot partition, Clear cannot see a config on it.
+func TestClear_DoesNotForgetAConfigOnAPartitionThatIsNotMounted(t *testing.T) {
+	b := newBoot(t)
+	if err := b.Stage([]byte("a secret")); err != nil {
+		t.Fatal(err)
+	}
+	partition := b.Dir
+	b.Dir += "-empty"
+	if err := os.Mkdir(b.Dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.Mounted = func(dir string) (bool, error) { return dir == partition, nil }
+	if err := b.Clear(); !errors.Is(err, nextboot.ErrNotMounted) {
+		t.Errorf("not mounted: %v", err)
+	}
+	b.Dir = partition
+	if err := b.Clear(); err != nil || len(list(t, b)) != 0 {
+		t.Errorf("mounted: %v, left %v", err, list(t, b))
+	}
+	b.Dir += "-empty"
+	if err := b.Clear(); err != nil {
+		t.Errorf("a machine that staged nothing: %v", err)
 	}
 }
 
