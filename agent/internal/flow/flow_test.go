@@ -374,6 +374,29 @@ func TestFinalDenial(t *testing.T) {
 	}
 }
 
+// Section 7 of the contract: a final denial of Challenge without a mode counts as one under Enforce, also if
+// an earlier challenge had another mode.
+func TestFinalDenial_WithoutAModeStopsAfterAnAudit(t *testing.T) {
+	m := newMachine(t)
+	challenges := 0
+	_, err := m.run(started(t, &verifiertest.Verifier{
+		Mode: mcsattestv1.Mode_MODE_AUDIT,
+		ChallengeFunc: func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+			if challenges++; challenges == 1 {
+				return nil, nil
+			}
+			return nil, verifiertest.Denial(classEvidence, false)
+		},
+		AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+			return nil, verifiertest.Denial(classNotYet, true)
+		},
+	}))
+	var unchanged *flow.Unchanged
+	if errors.As(err, &unchanged) || !denied(classEvidence)(err) || challenges != 2 {
+		t.Errorf("%d challenges, error %v", challenges, err)
+	}
+}
+
 func denied(class mcsattestv1.DenialClass) func(error) bool {
 	return func(err error) bool {
 		var d *client.Denied
