@@ -168,6 +168,19 @@ func TestUnits_OnlyTheFirstBootRequiresTheAgent(t *testing.T) {
 	}
 }
 
+// The agent finishes its command after SIGTERM, and a process that waits in the kernel for a TPM ignores SIGKILL, too.
+// systemd waits for TimeoutStopSec= after each signal, by default 90 seconds.
+func TestUnits_EndSoonAfterTheirTimeLimit(t *testing.T) {
+	for _, name := range []string{"mcs-attest-cap.service", "mcs-attest-leave.service", "mcs-attest-scrub.service"} {
+		unit := read(t, filepath.Join(module, name))
+		for _, want := range []string{`(?m)^TimeoutStartSec=\d+$`, `(?m)^TimeoutStopSec=5$`} {
+			if !regexp.MustCompile(want).MatchString(unit) {
+				t.Errorf("%s does not match %s", name, want)
+			}
+		}
+	}
+}
+
 // The initramfs must contain the modules for every file system that the agent mounts. Replacements
 // for dracut's functions record the requested modules.
 func TestModulesForConfigDrivesAreInstalled(t *testing.T) {
