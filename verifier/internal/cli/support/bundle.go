@@ -100,10 +100,13 @@ func gather(cmd *cobra.Command, s source, version, output string, since time.Dur
 	for _, e := range unread {
 		b.Missed("the search for a known secret is incomplete", e)
 	}
-	if err = errors.Join(
+	err = errors.Join(
 		b.Add("version.txt", []byte("mcs-attest-verifier "+version+"\n"+now.UTC().Format(time.RFC3339)+"\n")),
-		s.Collect(cmd.Context(), since, b), b.Close(),
-	); err != nil {
+		s.Collect(cmd.Context(), since, b), b.Close())
+	if stopped := cmd.Context().Err(); stopped != nil { // each part after that is only noted as missing
+		err = errors.Join(fmt.Errorf("interrupted: %w", stopped), err)
+	}
+	if err != nil {
 		if !strings.HasSuffix(output, "/") {
 			_ = os.Remove(output) // half a bundle misleads
 		}
