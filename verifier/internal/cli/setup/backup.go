@@ -43,6 +43,9 @@ cluster the records are objects of the API: back up etcd.`,
 			if err := mayWrite(args[0], force); err != nil {
 				return err
 			}
+			if err := notOwn(c, args[0]); err != nil {
+				return err
+			}
 			if err := backup(cmd.Context(), c, args[0]); err != nil {
 				return err
 			}
@@ -68,7 +71,19 @@ func mayWrite(file string, force bool) error {
 	return nil
 }
 
-// backup copies the records into a file that appears whole.
+// notOwn rejects a backup over the records themselves: a verifier that serves would write on into the replaced file.
+func notOwn(c *config.Config, file string) error {
+	own, err := os.Stat(c.Path("state", "records.db"))
+	if err != nil {
+		return nil // copyRecords reports it
+	}
+	if to, err := os.Stat(file); err == nil && os.SameFile(own, to) {
+		return env.Usage(fmt.Errorf("%s is the record database itself", file))
+	}
+	return nil
+}
+
+// backup copies the records into a file that appears whole. A power failure after that leaves the file.
 func backup(ctx context.Context, c *config.Config, file string) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(file), ".backup-*")
 	if err != nil {
@@ -85,7 +100,11 @@ func backup(ctx context.Context, c *config.Config, file string) (err error) {
 	if err := os.Rename(tmp.Name(), file); err != nil {
 		return fmt.Errorf("write the backup: %w", err)
 	}
-	return nil
+	dir, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		return fmt.Errorf("write the backup: %w", err)
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 func copyRecords(ctx context.Context, c *config.Config, to io.Writer) error {
