@@ -22,7 +22,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -182,7 +181,7 @@ func (e *Env) Open() (Backend, error) {
 		}
 		return operator.OpenCluster(o)
 	}
-	return &operator.Folder{Config: k, Namespace: e.Namespace, Now: time.Now, Offline: standalone.OfflineState}, nil
+	return &operator.Folder{Config: k, Namespace: e.Namespace, Now: time.Now, Offline: offlineState}, nil
 }
 
 // LoadConfig reads the file of --config.
@@ -209,7 +208,8 @@ func FolderConfig(path string) (*config.Config, error) {
 // maxInput bounds what is read from a person's file.
 const maxInput = 16 << 20
 
-// ReadInput reads a file, or standard input where path is "-".
+// ReadInput reads a file, or standard input where path is "-". An input of more than maxInput bytes is an error:
+// a list without its end would leave machines out.
 func ReadInput(path string, stdin io.Reader) ([]byte, error) {
 	in := stdin
 	if path != "-" {
@@ -220,9 +220,12 @@ func ReadInput(path string, stdin io.Reader) ([]byte, error) {
 		defer f.Close()
 		in = f
 	}
-	raw, err := io.ReadAll(io.LimitReader(in, maxInput))
+	raw, err := io.ReadAll(io.LimitReader(in, maxInput+1))
 	if err != nil {
 		return nil, fmt.Errorf("read input: %w", err)
+	}
+	if len(raw) > maxInput {
+		return nil, fmt.Errorf("read input: %s is larger than %d MiB, the limit of this command", path, maxInput>>20)
 	}
 	return raw, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 // WaitFlag adds --wait.
@@ -41,6 +42,12 @@ func WaitInForce(cmd *cobra.Command, b any, what string, patience time.Duration,
 		}
 		return nil
 	case errors.Is(err, admin.ErrNotServing):
+		if f, ok := b.(*operator.Folder); ok {
+			if err := mayAsk(ctx, f.Config); err != nil {
+				return hint.New(fmt.Errorf("the change of %s was written, but it is unknown whether it is in force: %w", what, err),
+					ownerHint+"; --wait 0 does not ask", f.Config.Path("state"))
+			}
+		}
 		if last {
 			cmd.PrintErrln("no verifier is serving; the change takes effect when one starts")
 		}

@@ -3,6 +3,7 @@
 package env
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -61,7 +62,25 @@ func (o *Output) Print(out io.Writer, doc any, names []string, table func(io.Wri
 		}
 		return nil
 	}
-	return table(out)
+	w := &failing{to: out}
+	return cmp.Or(table(w), w.err)
+}
+
+// failing remembers the first error of a writer, since what prints a table ignores them. A table that was cut by a full
+// disk must not look whole.
+type failing struct {
+	to  io.Writer
+	err error
+}
+
+// Write implements io.Writer.
+func (f *failing) Write(p []byte) (int, error) {
+	if f.err != nil {
+		return 0, f.err
+	}
+	n, err := f.to.Write(p)
+	f.err = err
+	return n, err
 }
 
 // Encode prints v as JSON or YAML.

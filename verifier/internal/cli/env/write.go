@@ -12,7 +12,8 @@ import (
 // Write is how far a command writes, and how it says what it wrote.
 type Write struct {
 	operator.Write
-	Output *Output
+	Output  *Output
+	printed int // objects
 }
 
 // WriteFlags adds --dry-run as kubectl has it, and -o.
@@ -27,9 +28,14 @@ func WriteFlags(cmd *cobra.Command) *Write {
 	return w
 }
 
+// Dry reports whether nothing is written. An empty --dry-run is "none", as in package operator.
+func (w *Write) Dry() bool {
+	return w.DryRun == operator.DryRunClient || w.DryRun == operator.DryRunServer
+}
+
 // Report says what was written.
 func (w *Write) Report(cmd *cobra.Command, all ...operator.Written) error {
-	for i, done := range all {
+	for _, done := range all {
 		switch {
 		case done.Object == nil && (w.Output.Is(YAML) || w.Output.Is(JSON)):
 			continue // it is no object any more
@@ -37,13 +43,13 @@ func (w *Write) Report(cmd *cobra.Command, all ...operator.Written) error {
 			cmd.Println(done.Where)
 			continue
 		case w.Output.Is(YAML), w.Output.Is(JSON):
-			if err := w.print(cmd, i, done); err != nil {
+			if err := w.print(cmd, done); err != nil {
 				return err
 			}
 			continue
 		}
 		suffix := ""
-		if w.DryRun == operator.DryRunClient || w.DryRun == operator.DryRunServer {
+		if w.Dry() {
 			suffix = " (" + string(w.DryRun) + " dry run)"
 		}
 		if done.File && done.Done != "unchanged" && done.Done != "deleted" && suffix == "" {
@@ -55,7 +61,8 @@ func (w *Write) Report(cmd *cobra.Command, all ...operator.Written) error {
 	return nil
 }
 
-func (w *Write) print(cmd *cobra.Command, i int, done operator.Written) error {
+// print prints an object. Objects of one command are documents of one stream.
+func (w *Write) print(cmd *cobra.Command, done operator.Written) error {
 	raw, err := operator.YAML(done.Object)
 	if err != nil {
 		return err
@@ -64,12 +71,11 @@ func (w *Write) print(cmd *cobra.Command, i int, done operator.Written) error {
 		if raw, err = yaml.YAMLToJSON(raw); err != nil {
 			return err
 		}
-		cmd.Println(string(raw))
-		return nil
+		raw = append(raw, '\n')
+	} else if w.printed > 0 {
+		raw = append([]byte("---\n"), raw...)
 	}
-	if i > 0 {
-		cmd.Println("---")
-	}
-	cmd.Print(string(raw))
-	return nil
+	w.printed++
+	_, err = cmd.OutOrStdout().Write(raw)
+	return err
 }

@@ -30,6 +30,15 @@ type enrollOptions struct {
 	force    bool
 	wait     *time.Duration
 	write    *env.Write
+	warned   map[string]bool // the warnings that were printed
+}
+
+// warn prints a warning, once for each command.
+func (o enrollOptions) warn(cmd *cobra.Command, text string) {
+	if !o.warned[text] {
+		o.warned[text] = true
+		cmd.PrintErrln("warning:", audit.Clean(text))
+	}
 }
 
 func enrollCommand(e *env.Env) *cobra.Command {
@@ -99,6 +108,7 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 	if err != nil {
 		return err
 	}
+	o.warned = map[string]bool{}
 	ctx := cmd.Context()
 	if o.file != "" {
 		return enrollMany(cmd, e, b, o)
@@ -120,14 +130,14 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 	if err := operator.CheckEnrollment(m); err != nil {
 		return env.Usage(err)
 	}
-	if err := checkEnrollments(cmd, b, o, m); err != nil {
+	if _, err := checkEnrollments(cmd, b, o, m); err != nil {
 		return err
 	}
 	done, err := write(ctx, b, o, m)
 	if err != nil {
 		return err
 	}
-	if err := o.write.Report(cmd, done); err != nil || o.write.DryRun != operator.DryRunNone {
+	if err := o.write.Report(cmd, done); err != nil || o.write.Dry() {
 		return err
 	}
 	return finish(cmd, b, o, done.Object)
@@ -147,10 +157,12 @@ func nameMachine(ctx context.Context, b env.Backend, m *v1alpha1.MachineAttestat
 	return nil
 }
 
-// checkEnrollments prints what is doubtful about enrollments, and returns why one of them must not be written.
-func checkEnrollments(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1.MachineAttestation) error {
+// checkEnrollments prints what is doubtful about enrollments, and returns why one of them must not be written. The
+// state is nil if it was not read: in a dry run of the client, or if the administrator may not read it.
+func checkEnrollments(cmd *cobra.Command, b env.Backend, o enrollOptions,
+	all ...*v1alpha1.MachineAttestation) (*admin.State, error) {
 	if o.write.DryRun == operator.DryRunClient {
-		return nil
+		return nil, nil
 	}
 	ctx := cmd.Context()
 	s, err := b.State(ctx)
@@ -160,24 +172,24 @@ func checkEnrollments(cmd *cobra.Command, b env.Backend, o enrollOptions, all ..
 	}
 	if operator.Forbidden(err) {
 		cmd.PrintErrln("warning: could not check whether another machine has this EK:", audit.Clean(err.Error()))
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, m := range all {
 		if err := addMachine(ctx, b, s, m.Spec.MachineRef); err != nil {
-			return err
+			return nil, err
 		}
 		warnings, err := operator.CheckAgainst(s, pools, m, o.write.Replace, o.force)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, text := range warnings {
-			cmd.PrintErrln("warning:", audit.Clean(text))
+			o.warn(cmd, text)
 		}
 	}
-	return nil
+	return s, nil
 }
 
 // addMachine adds to s the Machine of an enrollment, which may be in a namespace that s does not have.
@@ -206,7 +218,7 @@ func addMachine(ctx context.Context, b env.Backend, s *admin.State, ref *v1alpha
 // deny the new TPM for good. A dry run before that shows whether the enrollment can be written.
 func write(ctx context.Context, b env.Backend, o enrollOptions,
 	m *v1alpha1.MachineAttestation) (operator.Written, error) {
-	if o.write.Replace && o.write.DryRun == operator.DryRunNone {
+	if o.write.Replace && !o.write.Dry() {
 		dry := operator.Write{Replace: true, DryRun: operator.DryRunServer}
 		if _, err := b.Enroll(ctx, m.DeepCopy(), dry); err != nil {
 			return operator.Written{}, err
@@ -221,11 +233,16 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 // finish waits until enrollments are in force. The former TPM may have attested once more meanwhile.
 func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1.MachineAttestation) error {
 	for i, m := range all {
-		enrolled := func(s *admin.State) bool { return operator.Enrolled(s, m) }
+		var s *admin.State
+		enrolled := func(now *admin.State) bool {
+			s = now
+			return operator.Enrolled(s, m)
+		}
 		if err := env.WaitInForce(cmd, b, m.Namespace+"/"+m.Name, *o.wait, i == len(all)-1, enrolled); err != nil {
 			return err
 		}
 		if !o.write.Replace {
+			warnFormer(cmd, b, o, s, m)
 			continue
 		}
 		if _, err := b.ForgetFormer(cmd.Context(), m); err != nil {
@@ -233,4 +250,20 @@ func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1
 		}
 	}
 	return nil
+}
+
+// warnFormer warns if an enrollment that is now in force meets the record of another TPM, which denies the enrolled
+// one. A folder keeps the record of a machine for minutes after its enrollment was deleted, and until there is an
+// enrollment again, the state does not have it. A nil state was not read, since no verifier serves.
+func warnFormer(cmd *cobra.Command, b env.Backend, o enrollOptions, s *admin.State, m *v1alpha1.MachineAttestation) {
+	if f, ok := b.(*operator.Folder); ok && s == nil {
+		s, _ = f.State(cmd.Context())
+	}
+	if s == nil {
+		return
+	}
+	warnings, _ := operator.CheckAgainst(s, nil, m, false, true) // its errors were reported before
+	for _, text := range warnings {
+		o.warn(cmd, text)
+	}
 }

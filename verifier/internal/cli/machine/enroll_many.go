@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
@@ -29,18 +28,24 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 	if err != nil {
 		return err
 	}
-	if err := checkEnrollments(cmd, b, o, all...); err != nil {
+	s, err := checkEnrollments(cmd, b, o, all...)
+	if err != nil {
 		return err
 	}
-	s := &admin.State{}
-	if o.write.DryRun != operator.DryRunClient {
-		if s, err = b.State(ctx); err != nil {
+	todo := all
+	switch {
+	case s != nil:
+		todo = slices.DeleteFunc(slices.Clone(all),
+			func(m *v1alpha1.MachineAttestation) bool { return operator.Enrolled(s, m) })
+	case !o.write.Dry():
+		if err := tryMany(ctx, b, o, all); err != nil {
 			return err
 		}
 	}
-	todo := slices.DeleteFunc(slices.Clone(all),
-		func(m *v1alpha1.MachineAttestation) bool { return operator.Enrolled(s, m) })
-	bar := progressBar(cmd.ErrOrStderr(), "enrolling", len(todo))
+	var bar *progressbar.ProgressBar
+	if o.write.Output.Is("") { // else the objects are the output
+		bar = progressBar(cmd.ErrOrStderr(), "enrolling", len(todo))
+	}
 	var written []*v1alpha1.MachineAttestation
 	for _, m := range todo {
 		done, err := write(ctx, b, o, m)
@@ -54,11 +59,24 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 			return err
 		}
 	}
-	cmd.PrintErrf("%d machines enrolled, %d were already enrolled\n", len(written), len(all)-len(todo))
-	if o.write.DryRun != operator.DryRunNone {
+	if o.write.Dry() {
+		cmd.PrintErrf("%d machines would be enrolled, %d are already enrolled\n", len(written), len(all)-len(todo))
 		return nil
 	}
+	cmd.PrintErrf("%d machines enrolled, %d were already enrolled\n", len(written), len(all)-len(todo))
 	return finish(cmd, b, o, written...)
+}
+
+// tryMany has the server check enrollments that nothing else could check, and stores none. An enrollment that exists
+// is an error: without its content, it may be of another TPM.
+func tryMany(ctx context.Context, b env.Backend, o enrollOptions, all []*v1alpha1.MachineAttestation) error {
+	dry := operator.Write{Replace: o.write.Replace, DryRun: operator.DryRunServer}
+	for _, m := range all {
+		if _, err := b.Enroll(ctx, m.DeepCopy(), dry); err != nil {
+			return fmt.Errorf("nothing was written: %s: %w", m.Name, err)
+		}
+	}
+	return nil
 }
 
 // progressBar is a bar on a terminal, nil elsewhere: there each machine has its line.

@@ -53,27 +53,32 @@ cluster the command reads them from the verifiers' logs.` + exportText(e),
 		if err != nil {
 			return err
 		}
-		s, err := b.Find(cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		if exported != "" {
-			return export(cmd, b, s, args[0], exported, output)
-		}
-		x := explained{env: e, state: s}
-		if len(s.Machines)+len(s.Pending) == 0 && operator.IsHexID(args[0]) {
-			x.denialsErr = readDenials(cmd.Context(), b, s)
-			s.Denials = operator.NamedDenials(s.Denials, args[0])
-		}
-		if t, ok := b.(eventReader); ok && len(s.Machines) == 1 {
-			// An error is printed beside what could be read.
-			if x.events, err = t.Events(cmd.Context(), s.Machines[0]); err != nil {
-				x.eventsErr = err
-			}
-		}
-		return x.print(cmd.OutOrStdout(), args[0], output)
+		return explain(cmd, e, b, args[0], exported, output)
 	}
 	return cmd
+}
+
+func explain(cmd *cobra.Command, e *env.Env, b env.Backend, name, exported string, output *env.Output) error {
+	s, err := b.Find(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	if exported != "" {
+		return export(cmd, b, s, name, exported, output)
+	}
+	x := explained{env: e, state: s}
+	if len(s.Machines)+len(s.Pending) == 0 && operator.IsHexID(name) {
+		x.denialsErr = readDenials(cmd.Context(), b, s)
+		s.Denials = operator.NamedDenials(s.Denials, name)
+	}
+	if t, ok := b.(eventReader); ok && len(s.Machines) == 1 {
+		// An error is printed beside what could be read.
+		x.events, x.eventsErr = t.Events(cmd.Context(), s.Machines[0])
+		if x.eventsErr != nil && !output.Is(env.Table) {
+			cmd.PrintErrln("warning: events are missing:", audit.Clean(x.eventsErr.Error()))
+		}
+	}
+	return x.print(cmd.OutOrStdout(), name, output)
 }
 
 // exportText describes --export.
@@ -188,8 +193,8 @@ func (e explained) whyNot(m admin.Machine) []string {
 	}
 	if len(m.EKSHA256) == 0 && m.ProviderID == "" &&
 		(m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
-		add("nothing identifies it: no EK is enrolled for it, and it has no provider id; run '%s enroll --machine %s' "+
-			"to name its TPM", e.env.Name, m.Name)
+		add("nothing identifies it: no EK is enrolled for it, and it has no provider id; run '%s enroll --machine %s "+
+			"--identity FILE' to name its TPM", e.env.Name, m.Name)
 	}
 	if len(m.Pools) == 0 && m.Kind != "BreakGlass" {
 		add("it has no pool that this command can read: neither its labels nor the annotation %s name one",

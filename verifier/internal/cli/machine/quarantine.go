@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,20 +36,7 @@ has read the change.`,
 			if err != nil {
 				return err
 			}
-			done, err := b.Quarantine(cmd.Context(), args[0], !release, w.Write)
-			if err != nil {
-				return err
-			}
-			if len(done) == 0 {
-				cmd.PrintErrln(args[0], "is not quarantined")
-			}
-			if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.DryRun != operator.DryRunNone {
-				return err
-			}
-			return env.WaitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
-				m, err := operator.Machine(s, e.Namespace, args[0])
-				return err == nil && m.Quarantined == !release
-			})
+			return quarantine(cmd, e, b, args[0], release, w, *wait)
 		},
 	}
 	e.Where(cmd)
@@ -56,4 +44,31 @@ has read the change.`,
 	wait = env.WaitFlag(cmd)
 	w = env.WriteFlags(cmd)
 	return cmd
+}
+
+func quarantine(cmd *cobra.Command, e *env.Env, b env.Backend, name string, release bool, w *env.Write,
+	wait time.Duration) error {
+	done, err := b.Quarantine(cmd.Context(), name, !release, w.Write)
+	if err != nil {
+		return partly(cmd, w, done, release, err)
+	}
+	if len(done) == 0 {
+		cmd.PrintErrln(name, "is not quarantined")
+	}
+	if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.Dry() {
+		return err
+	}
+	return env.WaitInForce(cmd, b, name, wait, true, func(s *admin.State) bool {
+		m, err := operator.Machine(s, e.Namespace, name)
+		return err == nil && m.Quarantined == !release
+	})
+}
+
+// partly returns err after it reported what was written before err. Only a command that clears a field writes more than
+// one object; a quarantine is either written or not.
+func partly(cmd *cobra.Command, w *env.Write, done []operator.Written, clears bool, err error) error {
+	if !clears {
+		return err
+	}
+	return errors.Join(w.Report(cmd, done...), err)
 }

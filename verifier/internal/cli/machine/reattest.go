@@ -53,23 +53,7 @@ has read the change.`,
 			if err != nil {
 				return err
 			}
-			done, err := b.Reattest(cmd.Context(), args[0], end, w.Write)
-			if err != nil {
-				return err
-			}
-			if len(done) == 0 {
-				cmd.PrintErrln(args[0], "has no grant")
-			}
-			if !end.IsZero() && w.Output.Is("") {
-				cmd.PrintErrf("%s may attest again until %s\n", args[0], end.UTC().Format(time.RFC3339))
-			}
-			if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.DryRun != operator.DryRunNone {
-				return err
-			}
-			return env.WaitInForce(cmd, b, args[0], *wait, true, func(s *admin.State) bool {
-				m, err := operator.Machine(s, e.Namespace, args[0])
-				return err == nil && granted(m, end)
-			})
+			return reattest(cmd, e, b, args[0], end, w, *wait)
 		},
 	}
 	e.Where(cmd)
@@ -81,6 +65,28 @@ has read the change.`,
 	wait = env.WaitFlag(cmd)
 	w = env.WriteFlags(cmd)
 	return cmd
+}
+
+// reattest grants one more attestation until end, or revokes the grant if end is zero.
+func reattest(cmd *cobra.Command, e *env.Env, b env.Backend, name string, end time.Time, w *env.Write,
+	wait time.Duration) error {
+	done, err := b.Reattest(cmd.Context(), name, end, w.Write)
+	if err != nil {
+		return partly(cmd, w, done, end.IsZero(), err)
+	}
+	if len(done) == 0 {
+		cmd.PrintErrln(name, "has no grant")
+	}
+	if !end.IsZero() && w.Output.Is("") && !w.Dry() {
+		cmd.PrintErrf("%s may attest again until %s\n", name, end.UTC().Format(time.RFC3339))
+	}
+	if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.Dry() {
+		return err
+	}
+	return env.WaitInForce(cmd, b, name, wait, true, func(s *admin.State) bool {
+		m, err := operator.Machine(s, e.Namespace, name)
+		return err == nil && granted(m, end)
+	})
 }
 
 // granted reports whether a machine has the grant until end, or none if end is zero. Of two grants the later counts.

@@ -64,19 +64,27 @@ first the machines that need an administrator. With -o json each update is one l
 		if watch {
 			return follow(cmd, b, output.Is(env.Table), interval)
 		}
-		s, err := b.State(cmd.Context())
-		if err != nil {
-			return err
-		}
-		denialsErr := readDenials(cmd.Context(), b, s)
-		return output.Print(cmd.OutOrStdout(), s, stateNames(s), func(out io.Writer) error {
-			if denialsErr != nil {
-				fmt.Fprintln(out, "(machines that are not enrolled are not shown: "+audit.Clean(denialsErr.Error())+")")
-			}
-			return printState(out, e, s, output.Is("wide"))
-		})
+		return showState(cmd, e, b, output)
 	}
 	return cmd
+}
+
+func showState(cmd *cobra.Command, e *env.Env, b env.Backend, output *env.Output) error {
+	s, err := b.State(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if err := readDenials(cmd.Context(), b, s); err != nil {
+		missing := "machines that are not enrolled are not shown: " + audit.Clean(err.Error())
+		if output.Is(env.Table) || output.Is("wide") {
+			fmt.Fprintln(cmd.OutOrStdout(), "("+missing+")")
+		} else {
+			cmd.PrintErrln("warning:", missing)
+		}
+	}
+	return output.Print(cmd.OutOrStdout(), s, stateNames(s), func(out io.Writer) error {
+		return printState(out, e, s, output.Is("wide"))
+	})
 }
 
 // stateNames are the machines, and the ids of those that wait for approval.

@@ -4,6 +4,7 @@ package machine
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,9 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 // installed is a machine that attested, fetched its config and became a Node.
@@ -137,6 +140,86 @@ func TestExplainShowsTheCredentialsAndTheCertificate(t *testing.T) {
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}
+
+// A script that reads -o json must not take a missing part for an empty one.
+func TestStatus_ReportsMissingDenialsInEveryForm(t *testing.T) {
+	b := &fakeBackend{denials: func() ([]audit.Denial, error) { return nil, errors.New("pods/log is forbidden") }}
+	for _, form := range []string{env.Table, env.JSON, env.YAML, env.Name} {
+		cmd, stdout, stderr := command(t)
+		output := env.OutputFlag(cmd, "wide")
+		if err := cmd.Flags().Set("output", form); err != nil {
+			t.Fatal(err)
+		}
+		if err := showState(cmd, &env.Env{Name: "kubectl attest"}, b, output); err != nil {
+			t.Fatal(err)
+		}
+		const missing = "machines that are not enrolled are not shown: pods/log is forbidden"
+		inTable := strings.Contains(stdout.String(), "("+missing+")")
+		beside := strings.Contains(stderr.String(), "warning: "+missing)
+		if inTable != (form == env.Table) || beside == inTable {
+			t.Errorf("%s:\n%s%s", form, stdout, stderr)
+		}
+	}
+}
+
+// A release that fails midway must not hide what it released.
+func TestQuarantine_ReportsWhatARefusedReleaseReleased(t *testing.T) {
+	refused := errors.New("patch machineattestations: refused")
+	b := &fakeBackend{quarantine: func() ([]operator.Written, error) {
+		return []operator.Written{{Where: "machineattestation.mcs-attest.dev/first", Done: "changed"}}, refused
+	}}
+	for _, release := range []bool{true, false} {
+		cmd, stdout, _ := command(t)
+		wait := time.Second
+		err := quarantine(cmd, &env.Env{}, b, "worker-7", release, env.WriteFlags(cmd), wait)
+		if !errors.Is(err, refused) || strings.Contains(stdout.String(), "first changed") != release {
+			t.Errorf("release %v: %v; %s", release, err, stdout)
+		}
+	}
+}
+
+func TestReattest_ADryRunClaimsNoGrant(t *testing.T) {
+	b := &fakeBackend{reattest: func() ([]operator.Written, error) {
+		return []operator.Written{{Where: "the record", Done: "changed"}}, nil
+	}}
+	for _, dry := range []operator.DryRun{operator.DryRunNone, operator.DryRunClient, operator.DryRunServer} {
+		cmd, _, stderr := command(t)
+		w := env.WriteFlags(cmd)
+		w.DryRun = dry
+		if err := reattest(cmd, &env.Env{}, b, "worker-7", time.Now().Add(time.Hour), w, 0); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(stderr.String(), "may attest again until") != (dry == operator.DryRunNone) {
+			t.Errorf("%s: %s", dry, stderr)
+		}
+	}
+}
+
+func TestExplain_ReportsMissingEventsInEveryForm(t *testing.T) {
+	b := &fakeBackend{
+		state: func() (*admin.State, error) {
+			return &admin.State{Cluster: "https://api", Machines: []admin.Machine{{Name: "m/worker-7", UID: "u-7"}}}, nil
+		},
+		events: func() ([]operator.Event, error) { return nil, errors.New("you may not list events") },
+	}
+	for _, form := range []string{env.Table, env.JSON, env.YAML} {
+		cmd, stdout, stderr := command(t)
+		output := env.OutputFlag(cmd)
+		if err := cmd.Flags().Set("output", form); err != nil {
+			t.Fatal(err)
+		}
+		if err := explain(cmd, &env.Env{Name: "kubectl attest"}, b, "worker-7", "", output); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(stdout.String()+stderr.String(), "you may not list events") {
+			t.Errorf("%s:\n%s%s", form, stdout, stderr)
+		}
+		// The command that the hint names accepts these flags.
+		if !strings.Contains(stdout.String(), "kubectl attest enroll --machine m/worker-7 --identity FILE") {
+			t.Errorf("%s: the hint is not a whole command:\n%s", form, stdout)
 		}
 	}
 }
