@@ -51,7 +51,11 @@ func (a *agent) runAttest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch word, _ := machine.Cmdline.Last("mcs-attest"); word {
+	word, err := kernelArgument(machine)
+	if err != nil {
+		return err
+	}
+	switch word {
 	case "off":
 		a.console.Step("off, by kernel argument")
 		return nil
@@ -72,6 +76,17 @@ func (a *agent) runAttest(ctx context.Context) error {
 		}
 		return err
 	}
+}
+
+// kernelArgument returns the value of mcs-attest=: "off", "require", or "". Another value is an error: with
+// a typing error in "require" the boot would continue without an attestation.
+func kernelArgument(machine platform.Machine) (string, error) {
+	word, _ := machine.Cmdline.Last("mcs-attest")
+	if word != "" && word != "off" && word != "require" {
+		return "", hinted{fmt.Errorf("kernel argument mcs-attest: %q is neither off nor require", word),
+			"correct the kernel argument, or remove it"}
+	}
+	return word, nil
 }
 
 // skipped is the reason for which the agent leaves the pointer config to Ignition unchanged.

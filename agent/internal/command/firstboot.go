@@ -82,7 +82,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	word, _ := machine.Cmdline.Last("mcs-attest")
+	word, wrong := kernelArgument(machine)
 	switch {
 	case string(state) == firstboot.FullConfig:
 		// A cap that fails does not keep the secret on the disk.
@@ -90,6 +90,8 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	case string(state) != firstboot.PreApproved:
 		return fmt.Errorf("which config this machine has: %s has unknown content",
 			filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
+	case wrong != nil:
+		return errors.Join(wrong, boot.Clear(), a.capPCR(true))
 	case word == "off":
 		a.console.Step("off, by kernel argument; the machine keeps the pre-approved config")
 		return errors.Join(boot.Clear(), a.capPCR(true))

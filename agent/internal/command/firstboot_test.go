@@ -510,6 +510,9 @@ func TestFirstboot_DoesNotAttestIfItCannotSucceed(t *testing.T) {
 		want   string // "" for none
 	}{
 		"off": {func(m *stock) { m.write(m.paths.Cmdline, "mcs-attest=off\n") }, ""},
+		"a typing error in the kernel argument": {func(m *stock) {
+			m.write(m.paths.Cmdline, "mcs-attest=of\n")
+		}, "neither off nor require"},
 		"a kernel argument that Ignition prefers": {func(m *stock) {
 			m.write(m.paths.Cmdline, "ignition.config.url=http://a.test/\n")
 		}, "ignition.config.url"},
