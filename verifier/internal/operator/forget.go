@@ -131,7 +131,8 @@ func (f *Folder) unused(ctx context.Context, uid string) error {
 	})
 	if err != nil {
 		return hint.New(errors.New("the verifier still uses the enrollment, so the record was not deleted"),
-			"correct the errors of the folder that 'status' shows, and run forget again")
+			"correct the errors of the folder that 'status' shows; then the verifier deletes the record itself in about "+
+				"ten minutes, and 'enroll --replace' enrolls a new TPM immediately")
 	}
 	return nil
 }
