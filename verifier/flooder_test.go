@@ -123,6 +123,11 @@ func provision(ctx context.Context, v *verifier, n *loadNode) error {
 	if err != nil {
 		return fmt.Errorf("attest: %w", err)
 	}
+	return collect(ctx, v, token)
+}
+
+// collect fetches the config with a token.
+func collect(ctx context.Context, v *verifier, token string) error {
 	client := &http.Client{Transport: v.transport()}
 	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, testOrigin+"/config/worker", nil)

@@ -44,6 +44,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 )
 
+// handshakeTime is how long the verifier of a test waits for a handshake and for a request's headers. A slow or stalled
+// machine exceeds the product's 10 seconds, which the tests of package listen cover.
+const handshakeTime = time.Minute
+
 const testOrigin = "https://mcs.test:22623"
 
 // version is what the servers of the tests report as theirs.
@@ -147,6 +151,7 @@ func (v *verifier) start() {
 	}
 	v.addr = l.Addr().String()
 	srv := listen.NewServer(h, s.Certificates, s.Log)
+	srv.ReadHeaderTimeout = handshakeTime
 	go func() { _ = srv.Serve(listen.Encrypt(listen.Limit(l, c.MaxConnections, s.Trusted), srv.TLSConfig)) }()
 	v.stop = sync.OnceFunc(func() {
 		_ = srv.Close()

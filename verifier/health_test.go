@@ -68,7 +68,7 @@ func (u *stoppableUpstream) settings() string {
 
 // get asks a listener and returns status and body.
 func (s *served) get(url string) (int, string) {
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: s.roots, ServerName: "mcs.test"},
 	}}
 	res, err := client.Get(url)

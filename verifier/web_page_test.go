@@ -35,7 +35,7 @@ func pageOf(t *testing.T, transport *http.Transport, url, host, user, password s
 	if req.Host = host; password != "" {
 		req.SetBasicAuth(user, password)
 	}
-	res, err := (&http.Client{Transport: transport, Timeout: 20 * time.Second}).Do(req)
+	res, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
