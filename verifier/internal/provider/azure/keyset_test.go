@@ -3,6 +3,7 @@
 package azure_test
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -81,6 +83,7 @@ func TestKeys_AcceptsOnlyKeysThatSignTokens(t *testing.T) {
 		"exponent 65539":                 {set(jwk("k", 2048, 65539, "")), "k", none},
 		"for encryption":                 {set(jwk("k", 2048, 65537, `,"use":"enc"`)), "k", none},
 		"for another algorithm":          {set(jwk("k", 2048, 65537, `,"alg":"RS512"`)), "k", none},
+		"a hash that cannot be read":     {set(jwk("k", 2048, 65537, `,"x5t":"!"`)), "k", none},
 		"a key without an id":            {set(jwk("", 2048, 65537, "")), "", none},
 		"a symmetric key":                {set(`{"kty":"oct","kid":"k","k":"AAAA"}`), "k", none},
 		"no keys":                        {set(), "k", none},
@@ -148,5 +151,83 @@ func TestKeys_AreFetchedAtTheEndOfEachInterval(t *testing.T) {
 			continue
 		}
 		denied(t, err, step.want)
+	}
+}
+
+// meanwhile is a context in which something happens after the caller found no key, and before it asks.
+type meanwhile struct {
+	context.Context
+
+	once sync.Once
+	do   func()
+}
+
+func (m *meanwhile) Err() error {
+	m.once.Do(m.do)
+	return m.Context.Err()
+}
+
+func TestKeys_AreNotFetchedAgainAfterAnotherCaller(t *testing.T) {
+	w, l := newFixture(t), &login{}
+	l.answer.Store(set(jwk("k", 2048, 65537, "")))
+	l.serve(t, w)
+	keys := w.provider.Identity().Keys
+	ctx := &meanwhile{Context: t.Context(), do: func() {
+		if _, err := keys.Key(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+	}}
+	key, err := keys.Key(ctx, "k")
+	if n := l.calls.Load(); n != 1 || err != nil || key == nil {
+		t.Errorf("%d calls: %v, %v", n, key, err)
+	}
+}
+
+// A failure is an event of the metrics and the log, and every denial until the next fetch names it.
+func TestKeys_ReportWhyTheyCannotBeFetched(t *testing.T) {
+	w, l := newFixture(t), &login{}
+	l.answer.Store("")
+	l.serve(t, w)
+	l.status.Store(http.StatusBadGateway)
+	keys := w.provider.Identity().Keys
+	for range 2 { // the second is too early for another fetch
+		_, err := keys.Key(t.Context(), "k")
+		denied(t, err, reason.ProviderUnavailable)
+		if !strings.Contains(err.Error(), "the tenant's keys, for the key \"k\": ") ||
+			!strings.Contains(err.Error(), "returned status 502") {
+			t.Error(err)
+		}
+		w.later(2 * time.Second) // a denial is not cached longer
+	}
+	if fmt.Sprint(w.calls) != "[azure-login keys error]" || !strings.Contains(w.log.String(), "status 502") {
+		t.Errorf("%v: %s", w.calls, &w.log)
+	}
+}
+
+func TestKeys_OfALoginThatCannotBeAsked(t *testing.T) {
+	closed := httptest.NewTLSServer(http.NotFoundHandler())
+	closed.Close()
+	complete := set(jwk("k", 2048, 65537, ""))
+	cut := httptest.NewTLSServer(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
+		out.Header().Set("Content-Length", fmt.Sprint(len(complete)+1))
+		_, _ = out.Write([]byte(complete))
+	}))
+	t.Cleanup(cut.Close)
+	for name, c := range map[string]struct{ url, want string }{
+		"not a URL":                 {"https://[", "missing ']' in host"},
+		"nobody listens":            {closed.URL, "connection refused"},
+		"the answer ends too early": {cut.URL, "unexpected EOF"},
+		"a port that is none":       {"https://localhost:x", "invalid port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newFixture(t)
+			w.config.Login.URL, w.config.Login.CA = c.url, caOf(t, cut)
+			w.make(t, &secret{})
+			key, err := w.provider.Identity().Keys.Key(t.Context(), "k")
+			denied(t, err, reason.ProviderUnavailable)
+			if key != nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, %v", key, err)
+			}
+		})
 	}
 }
