@@ -19,10 +19,13 @@ import (
 	"testing"
 	"time"
 
+	tpm "github.com/google/go-tpm/tpm2"
+	"google.golang.org/protobuf/proto"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
@@ -131,9 +134,11 @@ func (rs *replicas) open(addr string, roots *x509.CertPool) *tls.Conn {
 	return c
 }
 
-// use asks on a connection each second, as one that is idle is closed. The function
-// that it returns asks once more, and returns the first error.
+// use asks on a connection each second, as one that is idle is closed: after 10 seconds without a challenge, in which a
+// slow machine may stall, and so it has one. The function that use returns asks once more, and returns the first error.
 func (rs *replicas) use(c *tls.Conn) func() error {
+	rs.t.Helper()
+	rs.challenge(c)
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
@@ -156,9 +161,34 @@ func (rs *replicas) use(c *tls.Conn) func() error {
 	}
 }
 
+// challenge requests a challenge on a connection, and does not answer it.
+func (rs *replicas) challenge(c *tls.Conn) {
+	rs.t.Helper()
+	keys, err := newSoftKeys()
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	body, err := proto.Marshal(&mcsattestv1.ChallengeRequest{
+		Pool: "worker", Origin: testOrigin,
+		Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
+		Tpm: &mcsattestv1.TpmIdentity{EkPublic: keys.EKPublic, AkPublic: keys.AKPublic,
+			Banks: []uint32{uint32(tpm.TPMAlgSHA256)}},
+	})
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	if err := exchange(c, fmt.Sprintf("POST %sChallenge HTTP/1.1\r\nHost: mcs.test\r\nContent-Type: application/proto\r\n"+
+		"Content-Length: %d\r\n\r\n%s", apiPath, len(body), body)); err != nil {
+		rs.t.Fatal(err)
+	}
+}
+
 // ask asks for the health on a connection that is open.
-func ask(c *tls.Conn) error {
-	if _, err := c.Write([]byte("GET /healthz HTTP/1.1\r\nHost: mcs.test\r\n\r\n")); err != nil {
+func ask(c *tls.Conn) error { return exchange(c, "GET /healthz HTTP/1.1\r\nHost: mcs.test\r\n\r\n") }
+
+// exchange sends a request, and returns an error unless the answer is 200.
+func exchange(c *tls.Conn, request string) error {
+	if _, err := io.WriteString(c, request); err != nil {
 		return err
 	}
 	r, err := http.ReadResponse(bufio.NewReader(c), nil)

@@ -91,6 +91,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	}
 	p.addr = l.Addr().String()
 	srv := listen.NewServer(h, s.Certificates, s.Log)
+	srv.ReadHeaderTimeout = handshakeTime
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(listen.Encrypt(listen.Limit(l, c.MaxConnections, nil), srv.TLSConfig)) })

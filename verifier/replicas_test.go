@@ -306,7 +306,7 @@ func (r *replica) kill() {
 
 // ready says why it could not serve, "" if it could.
 func (r *replica) ready() string {
-	res, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + r.health + "/readyz")
+	res, err := (&http.Client{Timeout: time.Minute}).Get("http://" + r.health + "/readyz")
 	if err != nil {
 		return err.Error()
 	}
@@ -417,7 +417,7 @@ func (rs *replicas) fetch(ctx context.Context, addr, path, bearer string) (int, 
 	if bearer != "" {
 		req.Header.Set("Authorization", "Bearer "+bearer)
 	}
-	res, err := (&http.Client{Transport: tr, Timeout: 20 * time.Second}).Do(req)
+	res, err := (&http.Client{Transport: tr, Timeout: time.Minute}).Do(req)
 	if err != nil {
 		return 0, "", err
 	}

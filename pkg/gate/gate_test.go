@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
@@ -517,79 +518,85 @@ func TestHealthy_IsCalledOnceASecond(t *testing.T) {
 }
 
 func TestConcurrent_LimitsUpstreamResponses(t *testing.T) {
-	f := newFixture()
-	f.Concurrent, f.UpstreamTimeout = 1, 50*time.Millisecond
-	f.Observe, f.Requested = nil, nil
-	entered, leave := make(chan struct{}), make(chan struct{})
-	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		entered <- struct{}{}
-		<-leave
-		serve(config34).ServeHTTP(w, r)
+	// In a bubble the time stands while a goroutine can run, so no request that has a slot times out on a slow machine.
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture()
+		f.Concurrent, f.UpstreamTimeout = 1, 50*time.Millisecond
+		f.Observe, f.Requested = nil, nil
+		entered, leave := make(chan struct{}), make(chan struct{})
+		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			entered <- struct{}{}
+			<-leave
+			serve(config34).ServeHTTP(w, r)
+		})
+		f.policy.Mode = Off
+		g, done := New(f.Config), make(chan struct{})
+		go func() {
+			defer close(done)
+			g.ServeHTTP(httptest.NewRecorder(), get("/config/worker", ""))
+		}()
+		<-entered
+		rec := httptest.NewRecorder()
+		g.ServeHTTP(rec, get("/config/worker", ""))
+		if rec.Code != http.StatusServiceUnavailable {
+			t.Errorf("the second: %d", rec.Code)
+		}
+		close(leave)
+		<-done
+		go func() { <-entered }()
+		rec = httptest.NewRecorder()
+		g.ServeHTTP(rec, get("/config/worker", ""))
+		if rec.Code != http.StatusOK {
+			t.Errorf("the slot was not given back: %d", rec.Code)
+		}
 	})
-	f.policy.Mode = Off
-	g, done := New(f.Config), make(chan struct{})
-	go func() {
-		defer close(done)
-		g.ServeHTTP(httptest.NewRecorder(), get("/config/worker", ""))
-	}()
-	<-entered
-	rec := httptest.NewRecorder()
-	g.ServeHTTP(rec, get("/config/worker", ""))
-	if rec.Code != http.StatusServiceUnavailable {
-		t.Errorf("the second: %d", rec.Code)
-	}
-	close(leave)
-	<-done
-	go func() { <-entered }()
-	rec = httptest.NewRecorder()
-	g.ServeHTTP(rec, get("/config/worker", ""))
-	if rec.Code != http.StatusOK {
-		t.Errorf("the slot was not given back: %d", rec.Code)
-	}
 }
 
 // Clients without a token use up the slots of an open pool. A machine of another pool with a valid token, or with the
 // provisioning token, still receives its config.
 func TestAttack_T61_ClientsWithoutATokenLeaveSlotsToProvenMachines(t *testing.T) {
-	f := newFixture()
-	f.Concurrent, f.UpstreamTimeout = 4, 50*time.Millisecond
-	f.Observe, f.Requested = nil, nil
-	f.Policy = func(pool string) (PoolPolicy, error) {
-		if pool == "open" {
-			return PoolPolicy{Mode: Audit}, nil
+	// In a bubble the time stands while a goroutine can run, so no request that has a slot times out on a slow machine.
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture()
+		f.Concurrent, f.UpstreamTimeout = 4, 50*time.Millisecond
+		f.Observe, f.Requested = nil, nil
+		f.Policy = func(pool string) (PoolPolicy, error) {
+			if pool == "open" {
+				return PoolPolicy{Mode: Audit}, nil
+			}
+			return PoolPolicy{ProvisioningToken: pool == "shared"}, nil
 		}
-		return PoolPolicy{ProvisioningToken: pool == "shared"}, nil
-	}
-	view := shared(t)
-	f.Provisioning.View = func() provisioning.View { return view }
-	entered, leave := make(chan struct{}, 8), make(chan struct{})
-	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/open") {
-			entered <- struct{}{}
-			<-leave
+		view := shared(t)
+		f.Provisioning.View = func() provisioning.View { return view }
+		entered, leave := make(chan struct{}, 8), make(chan struct{})
+		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/open") {
+				entered <- struct{}{}
+				<-leave
+			}
+			serve(config34).ServeHTTP(w, r)
+		})
+		g := New(f.Config)
+		var flood sync.WaitGroup
+		for i := range 8 {
+			presented := []string{"", good}[i%2] // a token for another pool proves nothing here
+			flood.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/open", presented)) })
 		}
-		serve(config34).ServeHTTP(w, r)
-	})
-	g := New(f.Config)
-	var flood sync.WaitGroup
-	for i := range 8 {
-		presented := []string{"", good}[i%2] // a token for another pool proves nothing here
-		flood.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/open", presented)) })
-	}
-	<-entered
-	<-entered
-	for pool, presented := range map[string]string{"worker": good, "shared": current} {
+		<-entered
+		<-entered
+		for pool, presented := range map[string]string{"worker": good, "shared": current} {
+			rec := httptest.NewRecorder()
+			if g.ServeHTTP(rec, get("/config/"+pool, presented)); rec.Code != http.StatusOK {
+				t.Errorf("pool %s: status %d during the flood", pool, rec.Code)
+			}
+		}
+		close(leave)
+		flood.Wait()
 		rec := httptest.NewRecorder()
-		if g.ServeHTTP(rec, get("/config/"+pool, presented)); rec.Code != http.StatusOK {
-			t.Errorf("pool %s: status %d during the flood", pool, rec.Code)
+		if g.ServeHTTP(rec, get("/config/open", "")); rec.Code != http.StatusOK {
+			t.Errorf("after the flood: status %d", rec.Code)
 		}
-	}
-	close(leave)
-	flood.Wait()
-	rec := httptest.NewRecorder()
-	if g.ServeHTTP(rec, get("/config/open", "")); rec.Code != http.StatusOK {
-		t.Errorf("after the flood: status %d", rec.Code)
-	}
+	})
 }
 
 func TestConfig_CountsNoUseForADisconnectedClient(t *testing.T) {

@@ -50,7 +50,7 @@ func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 	hang := func(r *http.Request) {
 		select {
 		case <-r.Context().Done():
-		case <-time.After(5 * time.Second):
+		case <-time.After(5 * time.Minute):
 		}
 	}
 	for _, c := range []struct {
@@ -164,7 +164,7 @@ func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, withTLS := range []bool{false, true} {
 				f := newFixture()
-				f.MaxConfig, f.UpstreamTimeout = 4096, 5*time.Second
+				f.MaxConfig, f.UpstreamTimeout = 4096, 2*time.Minute
 				if c.code == reason.UpstreamUnavailable {
 					f.UpstreamTimeout = 50 * time.Millisecond
 				}
@@ -182,7 +182,8 @@ func TestAttack_T47_UpstreamResponsesThatAreInvalid(t *testing.T) {
 				if f.redeem.redeems != 0 || len(f.lines) != 0 {
 					t.Errorf("%d uses taken, lines %q", f.redeem.redeems, f.lines)
 				}
-				if took := time.Since(start); took > 3*time.Second {
+				// Less than an upstream that hangs, and than the timeout of the others.
+				if took := time.Since(start); took > time.Minute {
 					t.Errorf("took %v", took)
 				}
 			}

@@ -286,6 +286,9 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 // brief does not wait long for a controller that does not run.
 func brief(o *credential.ReaderOptions) { o.Timeout = 300 * time.Millisecond }
 
+// patient waits long enough for the API server of a slow machine.
+func patient(o *credential.ReaderOptions) { o.Timeout = time.Minute }
+
 // What an attacker could put in the place of a published credential.
 func TestAttack_T49_AForgedPublishedCredentialIsNotServed(t *testing.T) {
 	s := newSite(t)
@@ -319,8 +322,11 @@ func TestAttack_T49_AForgedPublishedCredentialIsNotServed(t *testing.T) {
 			s.Annotations[credential.AnnotationCredential] = other.own.ID
 		},
 	} {
-		d := newDoor(s, config.ServiceAccountToken, brief)
-		want := http.StatusOK
+		want, waits := http.StatusOK, patient
+		if change != nil {
+			waits = brief
+		}
+		d := newDoor(s, config.ServiceAccountToken, waits)
 		if change != nil {
 			replace(d, change)
 			want = http.StatusServiceUnavailable
@@ -338,7 +344,7 @@ func TestAttack_T49_AForgedPublishedCredentialIsNotServed(t *testing.T) {
 // The reader waits for the controller.
 func TestCredentialThatIsPublishedLate_IsServed(t *testing.T) {
 	s := newSite(t)
-	d := newDoor(s, config.ServiceAccountToken)
+	d := newDoor(s, config.ServiceAccountToken, patient)
 	issuer := s.issuer(config.ServiceAccountToken)
 	s.ok(issuer.Withdraw(s.context(), d.uid, ""))
 	s.ok(issuer.Publish(s.context(), d.uid, "t0", d.own)) // of the attestation before

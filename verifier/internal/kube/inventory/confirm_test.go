@@ -65,7 +65,7 @@ func TestConfirmation(t *testing.T) {
 				client = fake.NewSimpleDynamicClient(runtime.NewScheme(), c.live)
 			}
 			r, m := watched(c.known)
-			confirm := Confirmation{Client: client, Machines: r, Timeout: time.Second}
+			confirm := Confirmation{Client: client, Machines: r, Timeout: time.Minute}
 			if err := confirm.ConfirmUID(t.Context(), "u"); code(err) != c.want {
 				t.Errorf("%v, want %v", err, c.want)
 			}

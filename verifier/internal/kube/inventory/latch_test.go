@@ -259,7 +259,7 @@ func TestInventory_ReconcilesAMachineWhoseQuarantineIsGivenToAnother(t *testing.
 	}
 	attestations.receive(t, stop("11", other.GetName()))
 	requested := map[string]bool{}
-	for deadline := time.Now().Add(10 * time.Second); len(requested) < 2 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); len(requested) < 2 && time.Now().Before(deadline); {
 		if queue.Len() == 0 {
 			time.Sleep(time.Millisecond)
 			continue

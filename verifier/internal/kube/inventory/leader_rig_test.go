@@ -95,14 +95,14 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		until(t, "sync", p.synced)
 	}
 	until(t, "all have the first keys", agree(all...))
-	holder := slices.IndexFunc(all, func(p *process) bool { return p.holds() == 1 })
-	sum := 0
-	for _, p := range all {
-		sum += p.holds()
-	}
-	if sum != 1 {
-		t.Fatalf("%d hold the lease", sum)
-	}
+	// On a slow machine the holder may lose the lease for a moment.
+	until(t, "one holds the lease", func() error {
+		sum := 0
+		for _, p := range all {
+			sum += p.holds()
+		}
+		return errorIf(sum != 1, "%d hold the lease", sum)
+	})
 
 	t.Run("rotation overlaps", func(t *testing.T) {
 		old, _ := all[0].Keys().Tokens.Current(time.Now())
@@ -117,6 +117,11 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		}
 	})
 	t.Run("F15: the holder is cut off, and another goes on", func(t *testing.T) {
+		holder := -1
+		until(t, "one holds the lease", func() error {
+			holder = slices.IndexFunc(all, func(p *process) bool { return p.holds() == 1 })
+			return errorIf(holder < 0, "none")
+		})
 		cuts[holder].cut.Store(true)
 		rest := slices.Delete(slices.Clone(all), holder, holder+1)
 		until(t, "one of the others holds the lease", func() error {
@@ -134,7 +139,11 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		until(t, "the one that was cut off comes back to the same keys", agree(all...))
 	})
 	t.Run("released at shutdown", func(t *testing.T) {
-		now := slices.IndexFunc(all, func(p *process) bool { return p.holds() == 1 })
+		now := -1
+		until(t, "one holds the lease", func() error {
+			now = slices.IndexFunc(all, func(p *process) bool { return p.holds() == 1 })
+			return errorIf(now < 0, "none")
+		})
 		began := time.Now()
 		all[now].stop()
 		rest := slices.Delete(slices.Clone(all), now, now+1)

@@ -51,19 +51,19 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	}
 
 	// What is revoked after the snapshot.
+	// No answer shows the grant. The watch delivers it before the quarantine, which is written later and has an answer.
+	end := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	w.patch(attestations, machineNamespace, uids["granted"], `{"status":{"grantUsed":"`+end.Format(time.RFC3339)+`","grantAttestations":3}}`, "status")
 	w.patch(attestations, machineNamespace, uids["quarantined"], `{"spec":{"quarantined":true}}`)
 	w.patch(machines, machineNamespace, "joined", `{"status":{"nodeRef":{"name":"n"}}}`, "status")
 	until := func(what string, check func() error) { t.Helper(); until(t, what, check) }
 	until("latched", func() error {
 		return errorIf(!status("quarantined").Quarantined || status("joined").Phase != v1alpha1.PhaseJoined, "not yet")
 	})
-	end := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	w.patch(attestations, machineNamespace, uids["granted"], `{"status":{"grantUsed":"`+end.Format(time.RFC3339)+`","grantAttestations":3}}`, "status")
 	for _, replica := range []*process{p, q} {
 		until("everyone has seen it", replica.denies(t, 2, "worker", reason.Quarantined))
 		until("everyone has seen it", replica.denies(t, 3, "worker", reason.MachineJoined))
 	}
-	time.Sleep(time.Second) // the grant, which no answer shows
 	old := p.keyIDs()
 
 	if err := w.cluster.Restore(snapshot); err != nil {

@@ -241,7 +241,7 @@ func (s *site) roots(name string) *x509.CertPool {
 }
 
 func (s *site) fetch(roots *x509.CertPool) error {
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second},
+	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: time.Minute},
 		Config: &tls.Config{RootCAs: roots, ServerName: hostname}}
 	conn, err := d.DialContext(context.WithoutCancel(s.Context()), "tcp", s.addr)
 	if err != nil {
