@@ -171,8 +171,9 @@ func TestUnits_OnlyTheFirstBootRequiresTheAgent(t *testing.T) {
 // The agent finishes its command after SIGTERM, and a process that waits in the kernel for a TPM ignores SIGKILL, too.
 // systemd waits for TimeoutStopSec= after each signal, by default 90 seconds.
 func TestUnits_EndSoonAfterTheirTimeLimit(t *testing.T) {
-	for _, name := range []string{"mcs-attest-cap.service", "mcs-attest-leave.service", "mcs-attest-scrub.service"} {
-		unit := read(t, filepath.Join(module, name))
+	for _, name := range []string{"90mcs-attest/mcs-attest-cap.service", "90mcs-attest/mcs-attest-leave.service",
+		"90mcs-attest/mcs-attest-scrub.service", "root/mcs-attest-cap-root.service"} {
+		unit := read(t, name)
 		for _, want := range []string{`(?m)^TimeoutStartSec=\d+$`, `(?m)^TimeoutStopSec=5$`} {
 			if !regexp.MustCompile(want).MatchString(unit) {
 				t.Errorf("%s does not match %s", name, want)

@@ -2086,7 +2086,8 @@ type Denial struct {
 	// The suggested wait in seconds. 0: the client chooses.
 	RetryAfterSeconds uint32 `protobuf:"varint,4,opt,name=retry_after_seconds,json=retryAfterSeconds,proto3" json:"retry_after_seconds,omitempty"`
 	// The pool's mode, if the verifier got as far as reading its policy. If it is
-	// unspecified, a client keeps the mode that it last received, and waits if it has none.
+	// unspecified, a client keeps the mode that it last received. Without one it stops
+	// at a final denial, and repeats after a temporary one.
 	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=mcsattest.v1.Mode" json:"mode,omitempty"`
 	// What a node without a token receives, under the same condition.
 	Unattested Unattested `protobuf:"varint,6,opt,name=unattested,proto3,enum=mcsattest.v1.Unattested" json:"unattested,omitempty"`
