@@ -263,7 +263,7 @@ func (c *chaos) killOneAfterAnother(ctx context.Context) {
 		time.Sleep(500 * time.Millisecond)
 		r.start()
 		// On a slow machine the replicas would be killed faster than they start, and none would ever serve. While the API
-		// server is away, none becomes ready.
+		// server is unavailable, none becomes ready.
 		for end := time.Now().Add(30 * time.Second); r.ready() != "" && ctx.Err() == nil && time.Now().Before(end); {
 			time.Sleep(100 * time.Millisecond)
 		}

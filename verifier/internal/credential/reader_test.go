@@ -65,7 +65,7 @@ func TestReader_ReturnsAPublishedCredentialAtOnce(t *testing.T) {
 		"of another id":                        {"abcdef.0123456789abcdef", "system:bootstrap:abcdee", "does not have"},
 		"of no id":                             {"abcdef.0123456789abcdef", "", "does not have"},
 		"a bootstrap token with capitals":      {"ABCDEF.0123456789abcdef", "system:bootstrap:ABCDEF", "not a JWT"},
-		"the id of a bootstrap token, alone":   {"abcdef", "system:bootstrap:abcdef", "not a JWT"},
+		"only the id of a bootstrap token":     {"abcdef", "system:bootstrap:abcdef", "not a JWT"},
 		"no credential":                        {"", "", "not a JWT"},
 		"a token without an id":                {jwtOf(`{}`), "JTI=", "have no id (jti)"},
 	} {

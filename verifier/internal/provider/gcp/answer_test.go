@@ -381,7 +381,7 @@ func TestDirectory_OfACallerThatHasGivenUp(t *testing.T) {
 	}
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the client has left"))
-	// The token is there, so nobody has to wait.
+	// The token is there, so no caller has to wait.
 	if token, err := d.Authorized(gone); err != nil || token != "a-token" || calls.Load() != 1 {
 		t.Errorf("%q, %v", token, err)
 	}

@@ -102,7 +102,7 @@ func TestPasswordFile_IsLimited(t *testing.T) {
 	}
 }
 
-// Credentials that were denied are not sent again for five minutes; others are sent at once.
+// Credentials that were denied are not sent again for five minutes; others are sent immediately.
 func TestDeniedCredentials_AreSentAgainAfterFiveMinutes(t *testing.T) {
 	v := start(t)
 	v.setPassword("second")
@@ -277,7 +277,7 @@ func TestVCenterThatRedirects_IsNotFollowed(t *testing.T) {
 	}
 }
 
-// A server that begins no TLS holds a connection for five seconds, even if nobody waits for it any more.
+// A server that begins no TLS holds a connection for five seconds, even if no caller waits for it any more.
 // The limits allow for a busy host; without the code, it is ten seconds or no end.
 func TestServerThatBeginsNoTLS_IsLeft(t *testing.T) {
 	t.Parallel()
