@@ -214,9 +214,11 @@ func TestEK_RequiresTheKeyThatWasRequested(t *testing.T) {
 	good := spki(t, endorsementKeys()[0])
 	encode := base64.StdEncoding.EncodeToString
 	text, of := encode(good), "EK of "+instance+": "
+	_, other := p384(t)
 	for name, c := range map[string]struct{ kind, format, value, want string }{
 		"as requested":        {"rsa-2048", "der", text, ""},
 		"another kind":        {"ecc-sec-p384", "der", text, "EC2 returned ecc-sec-p384"},
+		"another key inside":  {"rsa-2048", "der", encode(other), "the key in the answer is not of this kind"},
 		"another form":        {"rsa-2048", "tpmt", text, "as tpmt"},
 		"more than base64":    {"rsa-2048", "der", text + "!", of + "illegal base64"},
 		"a part of a key":     {"rsa-2048", "der", encode(good[:40]), of},

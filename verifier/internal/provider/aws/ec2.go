@@ -92,9 +92,10 @@ func (d directory) EndorsementKeys(ctx context.Context, providerID string, ek *t
 	if !ok {
 		return none, reason.Deny(reason.InstanceNotFound, "%.128q names no instance of AWS", providerID)
 	}
-	kind, err := keyType(ek)
-	if err != nil {
-		return none, err
+	kind, ok := keyType(ek.PublicKey())
+	if !ok {
+		return none, reason.Deny(reason.EKNotEnrolled,
+			"EC2 has no EKs of the kind %s, but of RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
 	}
 	client, region, err := d.p.ofZone(i)
 	if err != nil {
@@ -126,19 +127,15 @@ func (p *Provider) ofZone(i awssts.Instance) (*ec2.Client, string, error) {
 	return nil, "", reason.Deny(reason.ProviderUnavailable, "zone %.64q of the Machine is not in aws.regions", i.Zone)
 }
 
-func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
-	switch k := ek.PublicKey().(type) {
+// keyType returns EC2's name of the kind of a key. ok is false if EC2 has no EKs of this kind.
+func keyType(key any) (kind types.EkPubKeyType, ok bool) {
+	switch k := key.(type) {
 	case *rsa.PublicKey:
-		if k.N.BitLen() == 2048 {
-			return types.EkPubKeyTypeRsa2048, nil
-		}
+		return types.EkPubKeyTypeRsa2048, k.N.BitLen() == 2048
 	case *ecdsa.PublicKey:
-		if k.Curve == elliptic.P384() {
-			return types.EkPubKeyTypeEccSecP384, nil
-		}
+		return types.EkPubKeyTypeEccSecP384, k.Curve == elliptic.P384()
 	}
-	return "", reason.Deny(reason.EKNotEnrolled,
-		"EC2 has no EKs of the kind %s, but of RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
+	return "", false
 }
 
 // withoutTPM returns a denial for an error that means that the instance has no TPM. EC2's reference
@@ -166,6 +163,9 @@ func publicKey(out *ec2.GetInstanceTpmEkPubOutput, id string, kind types.EkPubKe
 	key, err := x509.ParsePKIXPublicKey(der)
 	if err != nil {
 		return nil, fmt.Errorf("EK of %s: %w", id, err)
+	}
+	if got, ok := keyType(key); !ok || got != kind {
+		return nil, fmt.Errorf("requested the EK %s of %s, the key in the answer is not of this kind", kind, id)
 	}
 	// This is the form in which EKs are compared.
 	return x509.MarshalPKIXPublicKey(key)

@@ -25,6 +25,8 @@ func TestCacheControlCountsWithinBounds(t *testing.T) {
 		{[]string{"no-store"}, "", 5 * time.Minute},
 		{[]string{"no-cache, max-age=7200"}, "", 5 * time.Minute},
 		{[]string{"max-age=600"}, "1000000", 5 * time.Minute},
+		{[]string{"max-age=7200"}, "2147483648", 5 * time.Minute}, // RFC 9111, 1.2.2: such an age counts as large
+		{[]string{"max-age=7200"}, "99999999999999999999999", 5 * time.Minute},
 		{[]string{"max-age=99999999"}, "", 24 * time.Hour},
 		{[]string{"max-age=99999999999999999999999"}, "", 24 * time.Hour},
 		{[]string{"max-age=-1"}, "", time.Hour},

@@ -3,12 +3,10 @@
 package gcp
 
 import (
-	"cmp"
 	"context"
 	"crypto"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -47,7 +45,6 @@ type KeysOptions struct {
 	// Caller limits the fetches. Required unless Offline.
 	Caller *outbound.Caller
 	Now    func() time.Time
-	Log    *slog.Logger
 	// State, if set, receives the result of each fetch for metrics: the number of keys and until when
 	// they are fresh, or the error.
 	State func(keys int, fresh time.Time, err error)
@@ -86,7 +83,6 @@ func NewKeys(o KeysOptions) (*Keys, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	k := &Keys{o: o, url: KeysURL}
 	if o.Offline {
 		return k, nil
@@ -200,18 +196,22 @@ func freshness(h http.Header) time.Duration {
 		case "no-store", "no-cache":
 			return minFresh
 		case "max-age":
-			seconds, err := strconv.ParseUint(strings.Trim(value, `"`), 10, 31)
-			if err != nil && !errors.Is(err, strconv.ErrRange) {
-				continue
+			if d, valid := deltaSeconds(strings.Trim(value, `"`)); valid {
+				age, ok = d, true
 			}
-			age, ok = time.Duration(seconds)*time.Second, true
 		}
 	}
 	if !ok {
 		return defaultFresh
 	}
-	if already, err := strconv.ParseUint(h.Get("Age"), 10, 31); err == nil {
-		age -= time.Duration(already) * time.Second
+	if already, valid := deltaSeconds(h.Get("Age")); valid {
+		age -= already
 	}
 	return min(max(age, minFresh), maxFresh)
+}
+
+// deltaSeconds parses a number of seconds. One that is too large is the largest (RFC 9111, 1.2.2).
+func deltaSeconds(s string) (time.Duration, bool) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	return time.Duration(n) * time.Second, err == nil || errors.Is(err, strconv.ErrRange)
 }
