@@ -265,8 +265,8 @@ func ordinary(t testing.TB, settings string) func(string) {
 }
 
 // patiently does what a machine does while the verifier's clock stands. A denial by a limit comes immediately, and
-// would come again. What failed only after the time that a call waits for its turn may be due to a test that was stalled:
-// like the agent, it tries again.
+// would come again. What failed only after the time that a call waits for its turn may be due to a test that was
+// stalled: like the agent, it tries again.
 func patiently(t *testing.T, what string, do func() error) (err error) {
 	for range 3 {
 		began := time.Now()
