@@ -385,13 +385,15 @@ func TestDirectory_OfACallerThatHasGivenUp(t *testing.T) {
 	if token, err := d.Authorized(gone); err != nil || token != "a-token" || calls.Load() != 1 {
 		t.Errorf("%q, %v", token, err)
 	}
+	release := make(chan struct{})
 	waiting, calls := tokens(t, func(_ int64, w http.ResponseWriter) {
-		time.Sleep(100 * time.Millisecond)
+		<-release
 		good(w)
 	})
 	if _, err := waiting.Authorized(gone); err == nil || err.Error() != "credentials: the client has left" {
 		t.Errorf("%v", err)
 	}
+	close(release)
 	if _, err := waiting.Authorized(t.Context()); err != nil || calls.Load() != 1 {
 		t.Errorf("%v", err)
 	}
