@@ -61,10 +61,8 @@ soak: test simulation ## the same with many repetitions: 500 machines, 100 000 g
 
 SEEDS ?= 10000
 .PHONY: simulation
-simulation: ## SEEDS runs of the simulation, and the bugs that it must find
-	@go test -vet=off -c -o bin/simulation.test ./verifier/internal/simulation
-	@cd verifier/internal/simulation && seq 1 250 $(SEEDS) | xargs -P "$$(nproc)" -I{} ../../../bin/simulation.test \
-		-test.timeout=0 '-test.run=^TestSimulation$$' -simulation.exact -simulation.first={} -simulation.seeds=250
+simulation: ## SEEDS runs of the simulation, continuing an interrupted run, and the bugs that it must find
+	@.ci/simulation $(SEEDS)
 	@go test -vet=off -count=1 -timeout=0 -run '^TestPlantedBugs$$' ./verifier/internal/simulation \
 		-simulation.planted=500
 
