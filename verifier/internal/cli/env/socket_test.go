@@ -29,15 +29,21 @@ func another(t *testing.T, c *config.Config, f func()) {
 		if err := os.Chmod(state, 0); err != nil {
 			t.Fatal(err)
 		}
-		defer os.Chmod(state, 0o700) //nolint:errcheck // so that the test can remove it
+		defer func() { _ = os.Chmod(state, 0o700) }() // so that the test can remove it
 		f()
 		return
 	}
-	const nobody = 65534
-	runtime.LockOSThread() // the user of file accesses is the thread's
+	const overflowUser = 65534 // owns no file of the test
+	runtime.LockOSThread()     // the user of file accesses is the thread's
 	defer runtime.UnlockOSThread()
-	_ = syscall.Setfsuid(nobody)
-	defer syscall.Setfsuid(0) //nolint:errcheck // it has none
+	if err := syscall.Setfsuid(overflowUser); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Setfsuid(0); err != nil {
+			t.Error(err)
+		}
+	}()
 	f()
 }
 

@@ -215,7 +215,7 @@ func TestKeys_OfALoginThatCannotBeAsked(t *testing.T) {
 	t.Cleanup(cut.Close)
 	for name, c := range map[string]struct{ url, want string }{
 		"not a URL":                 {"https://[", "missing ']' in host"},
-		"nobody listens":            {closed.URL, "connection refused"},
+		"nothing listens":           {closed.URL, "connection refused"},
 		"the answer ends too early": {cut.URL, "unexpected EOF"},
 		"a port that is none":       {"https://localhost:x", "invalid port"},
 	} {
