@@ -51,6 +51,13 @@ func standIn(t *testing.T, handler http.HandlerFunc) (e config.Endpoint) {
 		handler(out, r)
 	}))
 	t.Cleanup(server.Close)
+	return config.Endpoint{URL: server.URL, CA: useAccount(t, server, "/token")}
+}
+
+// useAccount sets the credentials of a service account whose tokens come from a path of the server. It
+// returns the file with the server's certificate.
+func useAccount(t *testing.T, server *httptest.Server, path string) (ca string) {
+	t.Helper()
 	once.Do(func() {
 		var err error
 		if account, err = os.ReadFile(newFixture(t).api.Credentials); err != nil {
@@ -61,19 +68,20 @@ func standIn(t *testing.T, handler http.HandlerFunc) (e config.Endpoint) {
 	if err := json.Unmarshal(account, &file); err != nil {
 		t.Fatal(err)
 	}
-	file["token_uri"] = server.URL + "/token"
+	file["token_uri"] = server.URL + path
 	raw, err := json.Marshal(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	folder := t.TempDir()
-	credentials, ca := filepath.Join(folder, "credentials.json"), filepath.Join(folder, "ca.pem")
+	credentials := filepath.Join(folder, "credentials.json")
+	ca = filepath.Join(folder, "ca.pem")
 	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	if err := errors.Join(os.WriteFile(credentials, raw, 0o600), os.WriteFile(ca, certificate, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials)
-	return config.Endpoint{URL: server.URL, CA: ca}
+	return ca
 }
 
 // asks returns what a directory at an endpoint answers about the worker.

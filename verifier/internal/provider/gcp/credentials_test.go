@@ -4,13 +4,9 @@ package gcp_test
 
 import (
 	"context"
-	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,26 +25,7 @@ func tokens(t *testing.T, answer func(call int64, w http.ResponseWriter)) (*gcp.
 		answer(calls.Add(1), w)
 	}))
 	t.Cleanup(server.Close)
-	raw, err := os.ReadFile(newFixture(t).api.Credentials)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var file map[string]any
-	if err := json.Unmarshal(raw, &file); err != nil {
-		t.Fatal(err)
-	}
-	file["token_uri"] = server.URL
-	if raw, err = json.Marshal(file); err != nil {
-		t.Fatal(err)
-	}
-	folder := t.TempDir()
-	credentials, ca := filepath.Join(folder, "credentials.json"), filepath.Join(folder, "ca.pem")
-	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	if err := errors.Join(os.WriteFile(credentials, raw, 0o600), os.WriteFile(ca, certificate, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials)
-	d, err := gcp.NewDirectory([]string{"demo-1"}, config.Endpoint{CA: ca}, nil)
+	d, err := gcp.NewDirectory([]string{"demo-1"}, config.Endpoint{CA: useAccount(t, server, "")}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
