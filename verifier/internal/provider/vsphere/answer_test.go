@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -262,18 +263,21 @@ func TestVCenterThatRedirects_IsNotFollowed(t *testing.T) {
 		t.Errorf("%s was asked", r.URL)
 	}))
 	t.Cleanup(other.Close)
+	status := http.StatusTemporaryRedirect
 	redirects := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		agents = append(agents, r.UserAgent())
-		http.Redirect(w, r, other.URL+r.URL.Path, http.StatusTemporaryRedirect)
+		http.Redirect(w, r, other.URL+r.URL.Path, status)
 	}))
 	t.Cleanup(redirects.Close)
 	v.write("other.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: redirects.Certificate().Raw}))
 	c := v.config()
 	c.URL, c.CA = redirects.URL, filepath.Join(v.dir, "other.pem")
-	d := New(config.VSphere{Servers: []config.VCenter{c}}, outbound.Options{})
-	_, err := d.EndorsementKeys(t.Context(), v.id(0), v.ek)
-	says(t, err, reason.ProviderUnavailable, "307")
-	if len(agents) != 1 || agents[0] != "mcs-attest-verifier" {
+	for _, status = range []int{http.StatusFound, http.StatusTemporaryRedirect} {
+		d := New(config.VSphere{Servers: []config.VCenter{c}}, outbound.Options{})
+		_, err := d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+		says(t, err, reason.ProviderUnavailable, strconv.Itoa(status))
+	}
+	if len(agents) != 2 || agents[0] != "mcs-attest-verifier" {
 		t.Errorf("%q", agents)
 	}
 }
@@ -390,7 +394,7 @@ func TestAnswersThatAreNotAboutTheMachine(t *testing.T) {
 				return []byte("<html>")
 			}
 			return body
-		}, reason.ProviderUnavailable, v.config().URL + ": "},
+		}, reason.ProviderUnavailable, "<Envelope> but have <html>"},
 		"its properties cannot be read": {func(body []byte) []byte {
 			if bytes.Contains(body, []byte(instance)) {
 				return properties.ReplaceAll(body, nil)
