@@ -244,6 +244,9 @@ func (c *Cluster) machineResources() ([]schema.GroupVersionResource, error) {
 	return out, nil
 }
 
+// The namespaces of OpenShift's Machines.
+const machineAPINamespace, clusterAPINamespace = "openshift-machine-api", "openshift-cluster-api"
+
 // scope is the namespaces of the Machines; [""] is all of them.
 func (c *Cluster) scope(ctx context.Context) ([]string, error) {
 	switch {
@@ -252,11 +255,10 @@ func (c *Cluster) scope(ctx context.Context) ([]string, error) {
 	case len(c.o.Namespaces) > 0:
 		return c.o.Namespaces, nil
 	}
-	const usual, other = "openshift-machine-api", "openshift-cluster-api"
-	_, err := c.dynamic.Resource(namespaces).Get(ctx, usual, metav1.GetOptions{})
+	_, err := c.dynamic.Resource(namespaces).Get(ctx, machineAPINamespace, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		return []string{usual, other}, nil
+		return []string{machineAPINamespace, clusterAPINamespace}, nil
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		return []string{metav1.NamespaceAll}, nil
 	}
@@ -269,7 +271,7 @@ func (c *Cluster) MachineNamespace(ctx context.Context, name string) (string, er
 	if err != nil {
 		return "", err
 	}
-	g := newGathered(c.o.Own)
+	g := c.newGathered(c.o.Namespaces...)
 	if err := c.gatherMachines(ctx, g, in, metav1.ListOptions{FieldSelector: "metadata.name=" + name}); err != nil {
 		return "", err
 	}

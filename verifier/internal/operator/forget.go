@@ -24,6 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
@@ -263,7 +264,7 @@ func (c *Cluster) Forget(ctx context.Context, name string, w Write) (done []Writ
 		}
 	}
 	for _, a := range own {
-		if a.Name == m.UID {
+		if a.Name == records.UID(m) {
 			left = append(left, c.recordStays(m))
 			continue
 		}
@@ -310,7 +311,7 @@ func (c *Cluster) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestati
 	if err != nil {
 		return false, err
 	}
-	state := named(g.state(c.o.Now()), name)
+	state := g.named(c.o.Now(), name)
 	if len(state.Machines) != 1 || state.Machines[0].Record == nil || !ofAnotherTPM(state.Machines[0].Record, m) {
 		return false, nil
 	}

@@ -23,12 +23,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // gathered is what was read of a cluster, by name.
 type gathered struct {
-	own      string // the verifier's namespace
+	own      string   // the verifier's namespace
+	only     []string // the namespaces that were asked for; none means all
 	machines map[string]machine.Machine
 	enrolled map[string]machine.Enrollment
 	objects  map[string]*v1alpha1.MachineAttestation // the enrollments' objects, records included
@@ -38,9 +40,12 @@ type gathered struct {
 	problems map[string]string
 }
 
-func newGathered(own string) *gathered {
+func (c *Cluster) newGathered(only ...string) *gathered {
+	if slices.Contains(only, "*") {
+		only = nil
+	}
 	return &gathered{
-		own: own, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrollment{},
+		own: c.o.Own, only: only, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrollment{},
 		objects: map[string]*v1alpha1.MachineAttestation{},
 		records: map[string]*v1alpha1.MachineAttestation{}, glass: map[string]*v1alpha1.MachineAttestation{},
 		pending: map[string]store.Pending{}, problems: map[string]string{},
@@ -116,7 +121,10 @@ func (g *gathered) state(now time.Time) *admin.State {
 	out := &admin.State{Time: now.UTC()}
 	ix := g.index()
 	for _, m := range ix.Machines() {
-		out.Machines = append(out.Machines, admin.About(m, g.records[m.UID]))
+		if len(g.only) == 0 || slices.Contains(g.only, m.Namespace) ||
+			m.Mirror != nil && slices.Contains(g.only, m.Mirror.Namespace) {
+			out.Machines = append(out.Machines, admin.About(m, g.records[records.UID(m)]))
+		}
 	}
 	for _, k := range sorted(g.glass) {
 		out.Machines = append(out.Machines, admin.BreakGlass(g.glass[k]))
@@ -135,13 +143,40 @@ func (g *gathered) state(now time.Time) *admin.State {
 	return out
 }
 
+// named is the part of the state that a person calls name. A name or UID of a Machine's other object is the Machine's.
+func (g *gathered) named(now time.Time, name string) *admin.State {
+	ix := g.index()
+	if m, ok := ix.ByUID(name); ok {
+		name = m.UID
+	} else if namespace, rest := split(name); namespace != "" {
+		if found := ix.ByName(namespace, rest); len(found) == 1 {
+			name = found[0].String()
+		}
+	}
+	return named(g.state(now), name)
+}
+
+// withMirrors returns namespaces, and those of the mirrors of their Machines. A machine that moves between the Machine
+// API and Cluster API is an object in both of OpenShift's namespaces, and has one record.
+func withMirrors(in []string) []string {
+	out := slices.Clone(in)
+	for _, other := range []string{machineAPINamespace, clusterAPINamespace} {
+		if !slices.Contains(in, other) &&
+			(slices.Contains(in, machineAPINamespace) || slices.Contains(in, clusterAPINamespace)) {
+			out = append(out, other)
+		}
+	}
+	return out
+}
+
 // attestationScope is where MachineAttestations are: beside the Machines, and in
 // the verifier's own namespace.
 func (c *Cluster) attestationScope(in []string) []string {
+	in = withMirrors(in)
 	if in[0] == metav1.NamespaceAll || slices.Contains(in, c.o.Own) {
 		return in
 	}
-	return append(slices.Clone(in), c.o.Own)
+	return append(in, c.o.Own)
 }
 
 // gather reads Machines, hosts and MachineAttestations, whole or by a selector of
@@ -154,18 +189,10 @@ func (c *Cluster) gather(ctx context.Context, o metav1.ListOptions) (*gathered, 
 	if err != nil {
 		return nil, err
 	}
-	g := newGathered(c.o.Own)
+	g := c.newGathered(c.o.Namespaces...)
 	for _, ns := range c.attestationScope(in) {
-		stranger := ns == c.o.Own && !slices.Contains(in, ns) && in[0] != metav1.NamespaceAll
-		err := c.each(ctx, attestations, ns, o, func(o *unstructured.Unstructured) error {
-			// A stand-in of the verifier's namespace is no Machine of the ones asked for.
-			if pool, _, _ := unstructured.NestedString(o.Object, "spec", "pool"); stranger && len(c.o.Namespaces) > 0 &&
-				pool != "" {
-				return nil
-			}
-			return g.object(o)
-		})
-		if stranger && Forbidden(err) {
+		err := c.each(ctx, attestations, ns, o, g.object)
+		if !slices.Contains(in, ns) && in[0] != metav1.NamespaceAll && Forbidden(err) {
 			g.problems["~"+ns] = err.Error()
 			err = nil
 		}
@@ -181,9 +208,12 @@ func (c *Cluster) gatherMachines(ctx context.Context, g *gathered, in []string, 
 	if err != nil {
 		return err
 	}
-	for _, ns := range in {
+	for _, ns := range withMirrors(in) {
 		for _, r := range resources {
-			if err := c.each(ctx, r, ns, o, g.object); err != nil {
+			err := c.each(ctx, r, ns, o, g.object)
+			if !slices.Contains(in, ns) && Forbidden(err) {
+				g.problems["~"+ns+"/"+r.Group] = err.Error()
+			} else if err != nil {
 				return err
 			}
 		}
@@ -240,7 +270,7 @@ func (c *Cluster) Find(ctx context.Context, name string) (*admin.State, error) {
 	if err := c.installed(); err != nil {
 		return nil, err
 	}
-	g := newGathered(c.o.Own)
+	g := c.newGathered()
 	if id := pendingID(name); id != "" {
 		o, err := c.dynamic.Resource(attestations).Namespace(c.o.Own).Get(ctx, v1alpha1.PendingPrefix+id, metav1.GetOptions{})
 		switch {
@@ -259,8 +289,7 @@ func (c *Cluster) Find(ctx context.Context, name string) (*admin.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := found.state(c.o.Now())
-	s = named(s, name)
+	s := found.named(c.o.Now(), name)
 	s.Problems = nil // of what shares a namespace with it
 	return s, c.conditions(ctx, s)
 }
@@ -275,10 +304,13 @@ func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
 	if err != nil {
 		return nil, err
 	}
+	g := c.newGathered(c.o.Namespaces...)
 	if namespace != "" {
 		in = []string{namespace}
+		g.only = in
+	} else if g.only != nil {
+		g.only = append(slices.Clone(g.only), c.o.Own) // a machine without a Machine object is also found
 	}
-	g := newGathered(c.o.Own)
 	only := metav1.ListOptions{FieldSelector: "metadata.name=" + rest}
 	if err := c.gatherMachines(ctx, g, in, only); err != nil {
 		return nil, err
@@ -288,10 +320,11 @@ func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
 		beside[m.Namespace] = true
 	}
 	for _, ns := range c.attestationScope(in) {
-		if err := c.each(ctx, attestations, ns, only, func(o *unstructured.Unstructured) error {
+		err := c.each(ctx, attestations, ns, only, func(o *unstructured.Unstructured) error {
 			beside[o.GetNamespace()] = true
 			return g.object(o)
-		}); err != nil {
+		})
+		if err != nil && (slices.Contains(in, ns) || ns == c.o.Own || !Forbidden(err)) {
 			return nil, err
 		}
 	}
@@ -325,7 +358,7 @@ func (c *Cluster) Waiting(ctx context.Context, name string) (store.Pending, erro
 	if err != nil {
 		return store.Pending{}, c.failed("get", attestations, c.o.Own, err)
 	}
-	g := newGathered(c.o.Own)
+	g := c.newGathered()
 	if err := g.object(o); err != nil {
 		return store.Pending{}, err
 	}

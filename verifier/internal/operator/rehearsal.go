@@ -24,7 +24,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // Rehearsable is a machine of a cluster, as a rehearsal needs it.
@@ -47,17 +46,16 @@ func (c *Cluster) Rehearsables(ctx context.Context, names ...string) (all []Rehe
 	if err != nil {
 		return nil, err
 	}
-	s := g.state(c.o.Now())
 	var chosen []admin.Machine
 	for _, name := range names {
-		m, err := Machine(s, "", name)
+		m, err := one(g.named(c.o.Now(), name).Machines, name)
 		if err != nil {
 			return nil, err
 		}
 		chosen = append(chosen, m)
 	}
 	if len(names) == 0 {
-		for _, m := range s.Machines {
+		for _, m := range g.state(c.o.Now()).Machines {
 			if m.NodeRef != "" {
 				chosen = append(chosen, m)
 			}
@@ -97,11 +95,7 @@ func (m Rehearsable) Denied() error {
 // OpenRehearsal writes the hash of a ticket into the machine's record. An earlier ticket is then void.
 func (c *Cluster) OpenRehearsal(ctx context.Context, m Rehearsable, ticketSHA256 string,
 	until time.Time) (Rehearsal, error) {
-	object := m.object
-	if o := object.Mirror; o != nil && records.UID(object) == o.UID {
-		object = o // a machine of both Machine APIs has one record
-	}
-	done, err := c.setFields(ctx, object, Write{}, map[string]any{"rehearsal": map[string]any{
+	done, err := c.setFields(ctx, m.object, Write{}, map[string]any{"rehearsal": map[string]any{
 		"ticketSHA256": ticketSHA256, "until": until.UTC().Format(time.RFC3339),
 	}})
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // retried calls a write again if another client changed the same object.
@@ -145,7 +146,7 @@ func (c *Cluster) target(ctx context.Context, name string) (*machine.Machine, []
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := Machine(g.state(c.o.Now()), "", name)
+	found, err := one(g.named(c.o.Now(), name).Machines, name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -155,7 +156,7 @@ func (c *Cluster) target(ctx context.Context, name string) (*machine.Machine, []
 	}
 	var own []*v1alpha1.MachineAttestation
 	for _, k := range sorted(g.objects) {
-		if belongs(g.objects[k], m) {
+		if belongs(g.objects[k], m) || m.Mirror != nil && belongs(g.objects[k], m.Mirror) {
 			own = append(own, g.objects[k])
 		}
 	}
@@ -216,8 +217,11 @@ func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttesta
 }
 
 // setFields writes fields of the spec into the Machine's record, which is made if it is
-// not there yet.
+// not there yet. A machine of both Machine APIs has one record.
 func (c *Cluster) setFields(ctx context.Context, m *machine.Machine, w Write, spec map[string]any) (Written, error) {
+	if m.Mirror != nil && records.UID(m) == m.Mirror.UID {
+		m = m.Mirror
+	}
 	name := m.UID
 	var own types.UID
 	if m.StandIn {
