@@ -6,9 +6,12 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -21,27 +24,44 @@ const connectTime = 30 * time.Second
 // tunnel opens a TCP connection to address, through the proxy if one is configured. The proxy sees
 // only the address and TLS records, so it needs no trust.
 func (d *Dialer) tunnel(ctx context.Context, address string) (net.Conn, error) {
-	dialer := newDialer()
 	if d.Proxy == nil {
-		return dialer.DialContext(ctx, "tcp", address)
+		return newDialer().DialContext(ctx, "tcp", address)
 	}
-	if d.Proxy.Scheme != "http" {
-		return nil, fmt.Errorf("a proxy over %s is not supported", d.Proxy.Scheme)
-	}
-	port := d.Proxy.Port()
-	port = cmp.Or(port, "80")
-	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(d.Proxy.Hostname(), port))
+	conn, err := d.dialProxy(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	if err := connectThrough(conn, address, d.Proxy.User); err != nil {
+	if err := connectThrough(ctx, conn, address, d.Proxy.User); err != nil {
 		return nil, fmt.Errorf("proxy: %w", errors.Join(err, conn.Close()))
 	}
 	return conn, nil
 }
 
+// dialProxy connects to the proxy. A proxy over TLS receives its password only if its certificate is valid by the
+// node's clock and chains to an authority of the system or of the pointer config. Ignition has the same rule.
+func (d *Dialer) dialProxy(ctx context.Context) (net.Conn, error) {
+	host, port := d.Proxy.Hostname(), d.Proxy.Port()
+	switch d.Proxy.Scheme {
+	case "http":
+		return newDialer().DialContext(ctx, "tcp", net.JoinHostPort(host, cmp.Or(port, "80")))
+	case "https":
+	default:
+		return nil, fmt.Errorf("a proxy over %s is not supported", d.Proxy.Scheme)
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range d.authorities {
+		roots.AddCert(a)
+	}
+	dialer := &tls.Dialer{NetDialer: newDialer(), Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	return dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, cmp.Or(port, "443")))
+}
+
 // connectThrough sends the CONNECT request (RFC 9110, 9.3.6) and checks the response.
-func connectThrough(conn net.Conn, address string, user *url.Userinfo) error {
+func connectThrough(ctx context.Context, conn net.Conn, address string, user *url.Userinfo) error {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	if err := conn.SetDeadline(time.Now().Add(connectTime)); err != nil {
 		return err
 	}
@@ -56,7 +76,7 @@ func connectThrough(conn net.Conn, address string, user *url.Userinfo) error {
 	}
 	// In TLS the client speaks first. So no data follows the proxy's response that the buffer could
 	// consume.
-	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	resp, err := http.ReadResponse(bufio.NewReader(io.LimitReader(conn, maxHeader)), req)
 	if err != nil {
 		return err
 	}

@@ -37,8 +37,9 @@ const (
 // certificates, and the second attempt uses a time at which they verify. All other checks of
 // crypto/tls stay in force.
 type Dialer struct {
-	roots *x509.CertPool // nil: the system's
-	first time.Time      // the time of the first attempt
+	authorities []*x509.Certificate
+	roots       *x509.CertPool // of authorities
+	first       time.Time      // the time of the first attempt
 
 	// Proxy is the HTTP proxy that tunnels every connection; nil means none.
 	Proxy *url.URL
@@ -47,16 +48,13 @@ type Dialer struct {
 	learn map[string]time.Time // host:port
 }
 
-// NewDialer returns a Dialer that trusts only the given authorities; nil means the system's.
+// NewDialer returns a Dialer that trusts only the given authorities.
 func NewDialer(authorities []*x509.Certificate) *Dialer {
-	d := &Dialer{learn: map[string]time.Time{}, first: time.Unix(1, 0)}
-	if authorities != nil {
-		d.roots = x509.NewCertPool()
-		for _, a := range authorities {
-			d.roots.AddCert(a)
-			if a.NotBefore.After(d.first) {
-				d.first = a.NotBefore
-			}
+	d := &Dialer{authorities: authorities, roots: x509.NewCertPool(), learn: map[string]time.Time{}, first: time.Unix(1, 0)}
+	for _, a := range authorities {
+		d.roots.AddCert(a)
+		if a.NotBefore.After(d.first) {
+			d.first = a.NotBefore
 		}
 	}
 	return d
@@ -157,15 +155,23 @@ func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.C
 
 // HTTPClient returns an HTTP/1.1 client with the dialer's trust, without proxies and compression.
 func (d *Dialer) HTTPClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DialContext: newDialer().DialContext,
-		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return d.Dial(ctx, address)
-		},
+	t := newTransport()
+	t.DialTLSContext = func(ctx context.Context, _, address string) (net.Conn, error) { return d.Dial(ctx, address) }
+	return &http.Client{Transport: t}
+}
+
+// PublicClient returns an HTTP client that trusts the system's authorities by the node's clock, as Ignition does.
+// Unlike the authority of a pointer config, they issue certificates for ninety days, and an old key may be known.
+func PublicClient() *http.Client { return &http.Client{Transport: newTransport()} }
+
+func newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext:            newDialer().DialContext,
+		TLSHandshakeTimeout:    handshakeTime,
 		DisableCompression:     true,
 		ResponseHeaderTimeout:  responseTime,
 		MaxResponseHeaderBytes: maxHeader,
-	}}
+	}
 }
 
 // Plain removes the URL from an error of net/http. The console already shows the URL, and a URL may

@@ -113,7 +113,7 @@ const fetchTime = 5 * time.Minute
 func (m Machine) fetch(ctx context.Context, from string, u *url.URL) ([]byte, error) {
 	ctx, cancel := withWait(ctx, m.Wait)
 	defer cancel()
-	httpClient := client.NewDialer(nil).HTTPClient()
+	httpClient := client.PublicClient()
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		body, again, err := fetchOnce(ctx, httpClient, u)
 		if err == nil {
