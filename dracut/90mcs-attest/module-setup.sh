@@ -89,5 +89,9 @@ install() {
         emergency.service \
         dracut-emergency.service \
         rescue.service \
-        debug-shell.service
+        debug-shell.service \
+        breakpoint-pre-udev.service \
+        breakpoint-pre-basic.service \
+        breakpoint-pre-mount.service \
+        breakpoint-pre-switch-root.service
 }

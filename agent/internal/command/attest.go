@@ -99,6 +99,10 @@ func (l *skipped) Unwrap() error { return l.why }
 func skip(format string, a ...any) error { return &skipped{fmt.Errorf(format, a...)} }
 
 func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) error {
+	// ignition-fetch-offline.service found a config that needs no server, so ignition-fetch.service does not run.
+	if paths.Exists(a.paths.IgnitionJSON) {
+		return skip("nothing to attest to: Ignition has the whole config, without a Machine Config Server")
+	}
 	machine.Waiting = newWaiting(a.console).because
 	data, err := machine.Find(ctx)
 	switch {
@@ -175,13 +179,17 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 		Dialer:   client.NewDialer(authorities),
 		Hostname: hostname,
 	}
+	key, err := bootKey(machine)
+	if err != nil {
+		return nil, nil, err
+	}
 	if err := a.addCloud(ctx, f, machine.ID); err != nil {
 		return nil, nil, err
 	}
 	if fips140.Enabled() {
 		a.console.Step("FIPS 140 mode")
 	}
-	tpm, err := a.bootTPM(ctx, machine)
+	tpm, err := a.waitForTPM(ctx, key)
 	if err != nil {
 		f.NoTPM = err
 		a.console.Step("no TPM evidence: %v", err)
@@ -343,7 +351,7 @@ func advice(err error) string {
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
 		return "put the provisioning token into the pointer config, as the header Authorization: Bearer of its source"
-	case errors.Is(err, tpmdev.ErrTimeout):
+	case errors.Is(err, tpmdev.ErrTimeout), errors.Is(err, tpmdev.ErrFailed):
 		return "turn the machine's power off and on, which resets the TPM"
 	case errors.Is(err, tpmdev.ErrAbsent):
 		return "enable the TPM in the firmware's setup, or give the virtual machine one"

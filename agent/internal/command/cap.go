@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 )
@@ -29,6 +30,10 @@ const (
 func (a *agent) capPCR(now bool) error {
 	if _, err := os.Stat(a.paths.Phase); err == nil && !now {
 		return a.onTPM(a.leavePCR)
+	}
+	// A shell may start before udev has loaded the TPM's driver.
+	for try := 1; now && try < listedTries && a.tpmListed() && !paths.Exists(a.paths.TPM); try++ {
+		time.Sleep(tpmPause)
 	}
 	return a.onTPM(func(tpm transport.TPM) error {
 		if err := attester.Cap(tpm); err != nil {
@@ -54,6 +59,9 @@ func (a *agent) onTPM(do func(transport.TPM) error) error {
 	}
 	device, err := tpmdev.Open(a.paths.TPM)
 	if errors.Is(err, tpmdev.ErrAbsent) {
+		if a.tpmListed() {
+			a.console.Step("the firmware lists a TPM, but no driver has found it: PCR %d is not capped", attester.CapPCR)
+		}
 		return nil
 	}
 	if err != nil {

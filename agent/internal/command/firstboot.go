@@ -283,11 +283,8 @@ func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, 
 		return nil, err
 	}
 	f.Accept = acceptConfig
-	grant, err := f.Run(ctx, t)
-	if err := errors.Join(err, done()); err != nil {
-		return nil, err
-	}
-	return grant, nil
+	defer func() { _ = done() }()
+	return f.Run(ctx, t)
 }
 
 // fetchFullConfig fetches the full config with the token, and returns what Ignition will apply. With an

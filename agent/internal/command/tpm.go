@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -44,8 +45,14 @@ func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
 
 const (
 	tpmTries = 4
-	tpmPause = time.Second
+	// listedTries is how often the agent tries to open a TPM that the firmware lists. Drivers of TPMs on SPI and I2C
+	// may load late.
+	listedTries = 11
+	tpmPause    = time.Second
 )
+
+// tpmListed reports whether the firmware lists a TPM 2.0.
+func (a *agent) tpmListed() bool { return paths.Exists(a.paths.TPMTable) }
 
 // ekType returns which endorsement key identifies this machine: the requested one, or else the
 // attester's choice. On EC2 and Compute Engine the default is RSA-2048. EC2 publishes that key and
@@ -66,27 +73,29 @@ func checkEKType(asked string) error {
 	return nil
 }
 
-// bootTPM opens the TPM with the endorsement key that the kernel command line requests.
-func (a *agent) bootTPM(ctx context.Context, machine platform.Machine) (*machineTPM, error) {
+// bootKey returns the endorsement key that the kernel command line requests.
+func bootKey(machine platform.Machine) (attester.Key, error) {
 	word, _ := machine.Cmdline.Last("mcs-attest.ek")
 	if err := checkEKType(word); err != nil {
-		return nil, hinted{fmt.Errorf("kernel argument mcs-attest.ek: %w", err),
-			"correct the kernel argument, or remove it"}
+		return "", hinted{fmt.Errorf("kernel argument mcs-attest.ek: %w", err), "correct the kernel argument, or remove it"}
 	}
-	return a.waitForTPM(ctx, ekType(word, machine.ID))
+	return ekType(word, machine.ID), nil
 }
 
 // waitForTPM waits a few seconds for a driver that loads late or a TPM that is busy. A TPM that hangs
 // has already taken minutes, so waitForTPM does not try again.
 func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, error) {
-	return untilOpen(ctx, func() (*machineTPM, error) { return a.openTPM(key) })
+	tries := tpmTries
+	if a.tpmListed() {
+		tries = listedTries
+	}
+	return untilOpen(ctx, tries, func() (*machineTPM, error) { return a.openTPM(key) })
 }
 
-func untilOpen(ctx context.Context, open func() (*machineTPM, error)) (*machineTPM, error) {
+func untilOpen(ctx context.Context, tries int, open func() (*machineTPM, error)) (*machineTPM, error) {
 	for try := 1; ; try++ {
 		tpm, err := open()
-		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || errors.Is(err, tpmdev.ErrTimeout) ||
-			try == tpmTries {
+		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || errors.Is(err, tpmdev.ErrTimeout) || try == tries {
 			return tpm, err
 		}
 		select {

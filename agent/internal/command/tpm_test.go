@@ -5,10 +5,14 @@ package command
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
@@ -57,7 +61,7 @@ func TestWaitForTPM_DoesNotRepeatATimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tries := 0
-				_, err := untilOpen(t.Context(), func() (*machineTPM, error) {
+				_, err := untilOpen(t.Context(), tpmTries, func() (*machineTPM, error) {
 					tries++
 					return nil, c.err
 				})
@@ -65,6 +69,40 @@ func TestWaitForTPM_DoesNotRepeatATimeout(t *testing.T) {
 					t.Errorf("%d tries, want %d: %v", tries, c.want, err)
 				}
 			})
+		})
+	}
+}
+
+// The firmware lists a TPM before its driver is loaded.
+func TestTPMThatTheFirmwareLists_IsAwaitedLonger(t *testing.T) {
+	for _, listed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			var out strings.Builder
+			a := &agent{console: &console.Console{Out: &out, Err: &out},
+				paths: paths.Paths{TPM: filepath.Join(dir, "tpmrm0"), TPMTable: filepath.Join(dir, "TPM2"), Run: dir}}
+			wait, capWait := 3*time.Second, time.Duration(0)
+			if listed {
+				wait, capWait = 10*time.Second, 10*time.Second
+				if err := os.WriteFile(a.paths.TPMTable, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			start := time.Now()
+			if _, err := a.waitForTPM(t.Context(), ""); !errors.Is(err, tpmdev.ErrAbsent) || time.Since(start) != wait {
+				t.Errorf("listed %v: after %v: %v", listed, time.Since(start), err)
+			}
+			// Before a shell.
+			start = time.Now()
+			if err := a.capPCR(true); err != nil || time.Since(start) != capWait ||
+				strings.Contains(out.String(), "PCR 11 is not capped") != listed {
+				t.Errorf("listed %v: after %v: %v\n%s", listed, time.Since(start), err, out.String())
+			}
+			// On each boot.
+			start = time.Now()
+			if err := a.capPCR(false); err != nil || time.Since(start) != 0 {
+				t.Errorf("listed %v: after %v: %v", listed, time.Since(start), err)
+			}
 		})
 	}
 }

@@ -53,8 +53,20 @@ func (e *errRoundEnded) Error() string {
 	return fmt.Sprintf("this machine attests again for its node's certificate: %v", e.cause)
 }
 
+// errHostname reports that this host's name chooses none of the node's names. A name from DHCP arrives after the
+// address.
+type errHostname struct {
+	nodes    []string
+	hostname string
+}
+
+func (e *errHostname) Error() string {
+	return fmt.Sprintf("the Node of this machine may have the names %.10q, and its host name is %q", e.nodes, e.hostname)
+}
+
 // certify returns the kubelet's certificate and key. It waits while the Machine has no name, and while
-// the cluster signs. All rounds of a boot share the time for an optional certificate.
+// the cluster signs, and for a required certificate a limited time for the name of this host. All rounds of a boot share the time
+// for an optional certificate.
 func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, key *nodecert.Key,
 	required bool) (secret.Bytes, error) {
 	if f.certifyUntil == 0 {
@@ -66,8 +78,16 @@ func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, ke
 			f.Console.Step("received the node's certificate")
 			return pair, nil
 		}
-		var denied *client.Denied
-		temporary, ended := errors.As(err, &denied) && denied.Temporary, ctx.Err() != nil || endsRound(err)
+		wait := pause
+		denied, temporary := errors.AsType[*client.Denied](err)
+		if temporary {
+			temporary = denied.Temporary
+			wait = max(wait, min(denied.RetryAfter, maxPause))
+		}
+		if _, ok := errors.AsType[*errHostname](err); ok {
+			temporary = required && f.now() < f.certifyUntil
+		}
+		ended := ctx.Err() != nil || endsRound(err)
 		switch {
 		case !required && (f.now() >= f.certifyUntil || !temporary && !ended):
 			f.withoutCertificate = true
@@ -77,7 +97,6 @@ func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, ke
 		case !temporary:
 			return secret.Bytes{}, final{err}
 		}
-		wait := max(min(denied.RetryAfter, maxPause), pause)
 		f.waiting(err, wait)
 		if err := f.sleep(ctx, wait); err != nil {
 			return secret.Bytes{}, err
@@ -108,8 +127,7 @@ func (f *Flow) certifyOnce(ctx context.Context, s *client.Session, ticket string
 	}
 	node, ok := nodecert.Choose(res.GetNodes(), hostname)
 	if !ok {
-		return secret.Bytes{}, final{fmt.Errorf("the Node of this machine may have the names %.10q, and its host name is %q",
-			res.GetNodes(), hostname)}
+		return secret.Bytes{}, final{&errHostname{res.GetNodes(), hostname}}
 	}
 	csr, err := key.Request(node)
 	if err != nil {

@@ -46,6 +46,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/nodecert"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -225,7 +226,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
-			if mode.audit || mode.open && !isForeignFault(err) {
+			if mode.audit || mode.open && !isFault(err) {
 				return nil, mode.unchanged(err)
 			}
 			return nil, err
@@ -256,12 +257,13 @@ func isFinal(err error) bool {
 	return errors.As(err, &mark) || errors.As(err, &unexpected) || errors.Is(err, attester.ErrEndorsementOwned)
 }
 
-// isForeignFault reports whether a final err says nothing about this machine, because another kind of
-// server answered or the metadata service failed.
-func isForeignFault(err error) bool {
+// isFault reports whether a final err says nothing about this machine: another kind of server answered, the metadata
+// service failed, or the TPM did not answer. It may be over in the next boot.
+func isFault(err error) bool {
 	var unexpected *client.Unexpected
 	var fault *metadata.Fault
-	return errors.As(err, &unexpected) || errors.As(err, &fault) && fault.Temporary && !fault.Late
+	return errors.As(err, &unexpected) || errors.As(err, &fault) && fault.Temporary && !fault.Late ||
+		errors.Is(err, tpmdev.ErrTimeout) || errors.Is(err, tpmdev.ErrFailed)
 }
 
 // tpmError is a failure of this machine's TPM.

@@ -4,17 +4,23 @@ package flow_test
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 
 	"connectrpc.com/connect"
+	"github.com/google/go-tpm/tpm2"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -164,6 +170,41 @@ func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testi
 		t.Errorf("error %v after %v", err, m.slept)
 	}
 }
+
+// Attack T63: a TPM that does not answer stops the boot, too. A machine without one, or whose TPM rejects a command,
+// continues with its pre-approved config.
+func TestAttack_T63_ATPMThatDoesNotAnswerDoesNotDowngradeAMachine(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		open bool
+	}{
+		{tpmdev.ErrTimeout, false}, {fmt.Errorf("%w: %w", tpmdev.ErrFailed, syscall.EIO), false},
+		{tpmdev.ErrAbsent, true}, {tpm2.TPMRC(0x921), true},
+	} {
+		for name, set := range map[string]func(*machine){
+			"at the start":       func(m *machine) { m.flow.TPM, m.flow.NoTPM = nil, c.err },
+			"in the attestation": func(m *machine) { m.flow.TPM = deadTPM{m.flow.TPM, c.err} },
+		} {
+			t.Run(name+": "+c.err.Error(), func(t *testing.T) {
+				m := newMachine(t)
+				set(m)
+				_, err := m.run(started(t, &verifiertest.Verifier{Change: preApproved}))
+				var unchanged *flow.Unchanged
+				if errors.As(err, &unchanged) != c.open || !errors.Is(err, c.err) {
+					t.Errorf("error %v", err)
+				}
+			})
+		}
+	}
+}
+
+// deadTPM fails each quote.
+type deadTPM struct {
+	flow.TPM
+	err error
+}
+
+func (d deadTPM) Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error) { return nil, d.err }
 
 // The console distinguishes a verifier with problems from a machine that is not ready, and has a
 // hint for each.

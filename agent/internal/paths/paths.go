@@ -28,6 +28,7 @@ type Paths struct {
 	Drives          string // the folder with the CD-ROM drives, sr0 and so on
 	TPM             string // a TPM character device, or the socket of a software TPM
 	TPMSysfs        string // the TPM's folder in sysfs, which lists the PCR banks
+	TPMTable        string // the ACPI table of a TPM 2.0, which exists before its driver is loaded
 	EventLog        string // the firmware's event log
 	Phase           string // exists while systemd-pcrphase-initrd.service is active
 	BootID          string
@@ -61,6 +62,7 @@ var table = []struct {
 	{"MCS_ATTEST_DRIVES", "/dev", func(p *Paths) *string { return &p.Drives }},
 	{"MCS_ATTEST_TPM", "/dev/tpmrm0", func(p *Paths) *string { return &p.TPM }},
 	{"MCS_ATTEST_TPM_SYSFS", "/sys/class/tpm/tpm0", func(p *Paths) *string { return &p.TPMSysfs }},
+	{"MCS_ATTEST_TPM_TABLE", "/sys/firmware/acpi/tables/TPM2", func(p *Paths) *string { return &p.TPMTable }},
 	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements",
 		func(p *Paths) *string { return &p.EventLog }},
 	{"MCS_ATTEST_PHASE", "/run/mcs-attest-phase", func(p *Paths) *string { return &p.Phase }},

@@ -43,6 +43,9 @@ var ErrTimeout = errors.New("the TPM did not answer")
 // ErrAbsent reports that the machine has no TPM.
 var ErrAbsent = errors.New("the machine has no TPM 2.0")
 
+// ErrFailed reports that the device returned an error. The TPM itself did not answer.
+var ErrFailed = errors.New("the TPM's device failed")
+
 // Open opens the TPM at path.
 func Open(path string) (transport.TPMCloser, error) {
 	info, err := os.Stat(path)
@@ -50,19 +53,19 @@ func Open(path string) (transport.TPMCloser, error) {
 		return nil, fmt.Errorf("%w: %s does not exist", ErrAbsent, path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("opening the TPM: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrFailed, err)
 	}
 	if info.Mode().Type() == fs.ModeSocket {
 		conn, err := net.Dial("unix", path)
 		if err != nil {
-			return nil, fmt.Errorf("opening the TPM: %w", err)
+			return nil, fmt.Errorf("%w: %w", ErrFailed, err)
 		}
 		return &socket{conn}, nil
 	}
 	// In non-blocking mode the kernel executes the command after write has returned.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("opening the TPM %s: %w", path, err)
+		return nil, fmt.Errorf("%w: opening %s: %w", ErrFailed, path, err)
 	}
 	return &device{fd: fd, limit: commandTime}, nil
 }
@@ -109,7 +112,7 @@ func exchange(fd int, command []byte, limit time.Duration) ([]byte, error) {
 	deadline := time.Now().Add(limit)
 	n, err := ignoringInterrupts(func() (int, error) { return unix.Write(fd, command) })
 	if err != nil || n != len(command) {
-		return nil, fmt.Errorf("sending a command to the TPM: %w", errors.Join(err, short(n, len(command))))
+		return nil, fmt.Errorf("%w: sending a command: %w", ErrFailed, errors.Join(err, short(n, len(command))))
 	}
 	for {
 		left := time.Until(deadline)
@@ -120,7 +123,7 @@ func exchange(fd int, command []byte, limit time.Duration) ([]byte, error) {
 			return unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
 		})
 		if err != nil {
-			return nil, fmt.Errorf("waiting for the TPM: %w", err)
+			return nil, fmt.Errorf("%w: waiting for a response: %w", ErrFailed, err)
 		}
 		if ready == 0 {
 			continue
@@ -131,7 +134,7 @@ func exchange(fd int, command []byte, limit time.Duration) ([]byte, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading from the TPM: %w", err)
+			return nil, fmt.Errorf("%w: reading a response: %w", ErrFailed, err)
 		}
 		return response[:n], nil
 	}
@@ -176,11 +179,11 @@ func (s *socket) Send(command []byte) ([]byte, error) {
 		return nil, err
 	}
 	if _, err := s.Write(command); err != nil {
-		return nil, fmt.Errorf("sending a command to the TPM: %w", err)
+		return nil, fmt.Errorf("%w: sending a command: %w", ErrFailed, err)
 	}
 	response := make([]byte, headerSize, maxResponse)
 	if _, err := io.ReadFull(s, response); err != nil {
-		return nil, fmt.Errorf("reading from the TPM: %w", err)
+		return nil, fmt.Errorf("%w: reading a response: %w", ErrFailed, err)
 	}
 	size := binary.BigEndian.Uint32(response[2:6])
 	if size < headerSize || size > maxResponse {
@@ -188,7 +191,7 @@ func (s *socket) Send(command []byte) ([]byte, error) {
 	}
 	response = response[:size]
 	if _, err := io.ReadFull(s, response[headerSize:]); err != nil {
-		return nil, fmt.Errorf("reading from the TPM: %w", err)
+		return nil, fmt.Errorf("%w: reading a response: %w", ErrFailed, err)
 	}
 	return response, nil
 }

@@ -51,6 +51,18 @@ func TestBootWithoutAMachineConfigServerIsCapped(t *testing.T) {
 	wantCapped(t, node)
 }
 
+// Without a server, ignition-fetch-offline.service provisions the machine by itself.
+func TestRequireFailsWithoutAMachineConfigServer(t *testing.T) {
+	t.Parallel()
+	r := rig.New(t)
+	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: []byte(rig.Config("by its own user-data")),
+		Cmdline: "mcs-attest=require"})
+	node.WantEmergency()
+	if !node.Said(`mcs-attest=require demands an attestation`) {
+		t.Errorf("the console does not say why:\n%s", node.Console())
+	}
+}
+
 // A shell would start here after a failed agent.
 func TestShellAfterAFailedAgentIsCapped(t *testing.T) {
 	t.Parallel()
