@@ -3,10 +3,11 @@
 package operator
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,26 +27,27 @@ const (
 )
 
 // Denials returns the latest denials in the audit logs of the verifiers, the newest first. An administrator needs
-// no permission of the verifiers to read them, and logs outlast a restart.
+// no permission of the verifiers to read them, and logs outlast a restart. With an error, which may concern only one
+// of the logs, it returns the denials in the others.
 func (c *Cluster) Denials(ctx context.Context) ([]audit.Denial, error) {
 	var recent audit.Recent
+	var unread error
 	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{LabelSelector: front}, func(o *unstructured.Unstructured) error {
 		raw, err := c.core.Pods(c.o.Own).GetLogs(o.GetName(), &corev1.PodLogOptions{LimitBytes: ptr.To[int64](maxLog),
 			SinceSeconds: ptr.To(int64(denialsSince.Seconds())), TailLines: ptr.To[int64](maxLines)}).DoRaw(ctx)
 		if err != nil {
-			return c.failed("get", podLogs, c.o.Own, err)
+			// A pod may have just started, or its Node may be gone.
+			unread = cmp.Or(unread, fmt.Errorf("the log of pod %s: %w", o.GetName(), c.failed("get", podLogs, c.o.Own, err)))
+			return nil
 		}
-		for lines := bufio.NewScanner(bytes.NewReader(raw)); lines.Scan(); {
-			if d, ok := auditLine(lines.Bytes()); ok {
+		for line := range bytes.Lines(raw) {
+			if d, ok := auditLine(line); ok {
 				recent.Merge(d)
 			}
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return recent.List(), nil
+	return recent.List(), cmp.Or(err, unread)
 }
 
 // auditLine reads a denial of the audit log. Other lines, and lines in another form, are none.

@@ -37,6 +37,16 @@ spec: {containers: [{name: verifier, image: registry.test/mcs-attest}]}
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Its log cannot be read, because its Node is gone.
+	_, err = f.put(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, `
+apiVersion: v1
+kind: Pod
+metadata: {name: verifier-1, namespace: mcs-attest, labels: {app.kubernetes.io/name: mcs-attest-verifier}}
+spec: {nodeName: gone, containers: [{name: verifier, image: registry.test/mcs-attest}]}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
 	line := func(ago time.Duration, id string) string {
 		return fmt.Sprintf(`{"time":%q,"level":"WARN","msg":"decision","log":"audit","event":"attest","outcome":"denied",`+
 			`"correlation_id":%q,"source":"10.0.2.15","pool":"worker","reason":"EKNotEnrolled","temporary":true,`+
@@ -50,7 +60,7 @@ spec: {containers: [{name: verifier, image: registry.test/mcs-attest}]}
 		want []string
 	}{
 		{[]string{"status"}, []string{"openshift-machine-api/worker-0", "(unknown " + ek[:16] + ")",
-			"\n  " + command + "\n"}},
+			"\n  " + command + "\n", "may be missing: the log of pod verifier-1: "}},
 		{[]string{"explain", "b871e0c8ece82eb1"}, []string{"EKNotEnrolled: ", "2 times", "from            10.0.2.15",
 			command}},
 		{[]string{"explain", strings.ToUpper(ek)}, []string{"EKNotEnrolled: ", "b871e0c8ece82eb2", command}},
@@ -86,7 +96,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: mcs-attest}]
 		args []string
 		want string
 	}{
-		{[]string{"status"}, "(machines that are not enrolled are not shown: you may not list pods"},
+		{[]string{"status"}, "(machines that are not enrolled may be missing: you may not list pods"},
 		{[]string{"explain", "b871e0c8ece82eb1"}, "hint: an administrator grants the RBAC verb"},
 	} {
 		cmd := exec.Command(filepath.Join(dir, "kubectl-attest"), tt.args...)

@@ -59,6 +59,9 @@ only for health (/healthz and /readyz, in plain HTTP on the loopback) and for me
 			if err := config.Loopback(healthAddr); err != nil {
 				return env.Usage(fmt.Errorf("--health-listen: %w", err))
 			}
+			if err := config.Address(metricsAddr); err != nil {
+				return env.Usage(fmt.Errorf("--metrics-listen: %w", err))
+			}
 			c.HealthListen, c.MetricsListen = healthAddr, metricsAddr
 			c.WebPage = c.WebPage || webPage
 			kube.SetLogger(logger)

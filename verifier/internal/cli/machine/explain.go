@@ -164,8 +164,12 @@ func (e explained) pending(out io.Writer, p store.Pending) {
 		fmt.Fprintf(out, "  %-12s %s\n", audit.Clean(k), audit.Clean(p.Certificate[k]))
 	}
 	fmt.Fprintf(out, "  claims       %s   (self-asserted)\n", audit.Clean(p.Claims))
-	fmt.Fprintf(out, "\nIts TPM is genuine, but only you can tell which machine the TPM is in. To admit it:\n"+
-		"  %s enroll --approve %s --name NAME\n", e.env.Name, p.ID)
+	machine := "--name NAME"
+	if e.state.Cluster != "" {
+		machine = "--machine NAMESPACE/NAME"
+	}
+	fmt.Fprintf(out, "\nIts TPM is genuine, but only you can tell which machine the TPM is in. To admit it:\n  %s\n",
+		e.env.Line("enroll", "--approve "+p.ID+" "+machine))
 }
 
 // whyNot lists what keeps a machine from attesting now.

@@ -194,7 +194,7 @@ func end(s string, width int) string {
 
 // follow prints the progress repeatedly until the user interrupts it. It reports a failed
 // read and tries again, except for the first.
-func follow(cmd *cobra.Command, b env.Backend, table bool, interval time.Duration) error {
+func follow(cmd *cobra.Command, b env.Backend, output *env.Output, interval time.Duration) error {
 	if interval < 100*time.Millisecond {
 		return env.Usagef("interval %v: at least 100ms", interval)
 	}
@@ -211,7 +211,7 @@ func follow(cmd *cobra.Command, b env.Backend, table bool, interval time.Duratio
 			cmd.PrintErrln("error:", err)
 		default:
 			seen = true
-			if err := showProgress(out, newProgress(s), table); err != nil {
+			if err := showProgress(out, newProgress(s), output); err != nil {
 				return err
 			}
 		}
@@ -225,9 +225,16 @@ func follow(cmd *cobra.Command, b env.Backend, table bool, interval time.Duratio
 	}
 }
 
-func showProgress(out io.Writer, p *progress, table bool) error {
-	if !table {
+// showProgress prints one line of JSON, one document of YAML, or the screen.
+func showProgress(out io.Writer, p *progress, output *env.Output) error {
+	switch {
+	case output.Is(env.JSON):
 		return json.NewEncoder(out).Encode(p)
+	case output.Is(env.YAML):
+		if _, err := io.WriteString(out, "---\n"); err != nil {
+			return err
+		}
+		return env.Encode(out, p, env.YAML)
 	}
 	text := strings.Join(p.lines(), "\n") + "\n"
 	if terminal(out) {

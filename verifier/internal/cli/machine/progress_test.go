@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -99,7 +100,7 @@ func TestProgress_JSONHasTheSameContent(t *testing.T) {
 	p := newProgress(scaleUp(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
 	var out bytes.Buffer
 	for range 2 {
-		if err := showProgress(&out, p, false); err != nil {
+		if err := showProgress(&out, p, env.OutputOf(&cobra.Command{}, env.JSON)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -113,6 +114,24 @@ func TestProgress_JSONHasTheSameContent(t *testing.T) {
 	}
 	if got, want := strings.Join(back.lines(), "\n"), strings.Join(p.lines(), "\n"); got != want {
 		t.Errorf("the text made of the JSON differs:\n%s\n%s", got, want)
+	}
+}
+
+func TestProgress_YAMLIsAStreamOfDocuments(t *testing.T) {
+	p := newProgress(scaleUp(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)))
+	var out bytes.Buffer
+	for range 2 {
+		if err := showProgress(&out, p, env.OutputOf(&cobra.Command{}, env.YAML)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	documents := strings.Split(out.String(), "---\n")
+	if len(documents) != 3 || documents[0] != "" || documents[1] != documents[2] || strings.Contains(documents[1], "{\"") {
+		t.Errorf("%q", documents)
+	}
+	var back progress
+	if err := yaml.Unmarshal([]byte(documents[1]), &back); err != nil || back.Machines != p.Machines {
+		t.Errorf("%+v, %v", back, err)
 	}
 }
 
@@ -186,6 +205,7 @@ func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := &cobra.Command{}
 	cmd.SetContext(ctx)
+	output := env.OutputOf(&cobra.Command{}, env.JSON)
 	var out, errOut bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
@@ -199,7 +219,7 @@ func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 		}
 		return scaleUp(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)), nil
 	}}
-	if err := follow(cmd, b, false, 100*time.Millisecond); err != nil {
+	if err := follow(cmd, b, output, 100*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Count(out.String(), "\n"); got != 2 {
@@ -210,11 +230,11 @@ func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 	}
 	// The first look tells whether it can work at all.
 	broken := stateBackend{state: func() (*admin.State, error) { return nil, errors.New("forbidden") }}
-	if err := follow(cmd, broken, false, time.Second); err != nil && !strings.Contains(err.Error(), "forbidden") {
+	if err := follow(cmd, broken, output, time.Second); err != nil && !strings.Contains(err.Error(), "forbidden") {
 		t.Error(err)
 	}
 	cmd.SetContext(t.Context())
-	if err := follow(cmd, broken, false, time.Second); err == nil {
+	if err := follow(cmd, broken, output, time.Second); err == nil {
 		t.Error("goes on although it never worked")
 	}
 }

@@ -62,7 +62,7 @@ first the machines that need an administrator. With -o json each update is one l
 			return err
 		}
 		if watch {
-			return follow(cmd, b, output.Is(env.Table), interval)
+			return follow(cmd, b, output, interval)
 		}
 		return showState(cmd, e, b, output)
 	}
@@ -75,7 +75,7 @@ func showState(cmd *cobra.Command, e *env.Env, b env.Backend, output *env.Output
 		return err
 	}
 	if err := readDenials(cmd.Context(), b, s); err != nil {
-		missing := "machines that are not enrolled are not shown: " + audit.Clean(err.Error())
+		missing := "machines that are not enrolled may be missing: " + audit.Clean(err.Error())
 		if output.Is(env.Table) || output.Is("wide") {
 			fmt.Fprintln(cmd.OutOrStdout(), "("+missing+")")
 		} else {

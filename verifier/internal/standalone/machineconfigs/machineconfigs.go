@@ -81,7 +81,7 @@ func (f *Folder) scan() {
 	f.unlisted = err != nil && !errors.Is(err, fs.ErrNotExist)
 	switch {
 	case f.unlisted:
-		faults = append(faults, notRead(f.dir+"cannot be listed: "+err.Error()+"; its files stay as they were"))
+		faults = append(faults, notRead(f.dir+" cannot be listed: "+err.Error()+"; its files stay as they were"))
 	case f.read(entries):
 		changed = true
 	}
