@@ -78,7 +78,8 @@ func TestProxyOverTLS(t *testing.T) {
 	seen = nil
 	d := client.NewDialer([]*x509.Certificate{v.Authority})
 	d.Proxy = urlOf(t, s)
-	if _, err := client.Connect(t.Context(), d, v.Origin); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+	_, err := client.Connect(t.Context(), d, v.Origin)
+	if err == nil || !strings.Contains(err.Error(), "unknown authority") {
 		t.Errorf("a proxy of another authority: %v", err)
 	}
 	old := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {

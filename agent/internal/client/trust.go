@@ -50,7 +50,9 @@ type Dialer struct {
 
 // NewDialer returns a Dialer that trusts only the given authorities.
 func NewDialer(authorities []*x509.Certificate) *Dialer {
-	d := &Dialer{authorities: authorities, roots: x509.NewCertPool(), learn: map[string]time.Time{}, first: time.Unix(1, 0)}
+	d := &Dialer{
+		authorities: authorities, roots: x509.NewCertPool(), learn: map[string]time.Time{}, first: time.Unix(1, 0),
+	}
 	for _, a := range authorities {
 		d.roots.AddCert(a)
 		if a.NotBefore.After(d.first) {

@@ -65,8 +65,8 @@ func (e *errHostname) Error() string {
 }
 
 // certify returns the kubelet's certificate and key. It waits while the Machine has no name, and while
-// the cluster signs, and for a required certificate a limited time for the name of this host. All rounds of a boot share the time
-// for an optional certificate.
+// the cluster signs. For a required certificate it also waits, for a limited time, for the name of this
+// host. All rounds of a boot share the time for an optional certificate.
 func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, key *nodecert.Key,
 	required bool) (secret.Bytes, error) {
 	if f.certifyUntil == 0 {

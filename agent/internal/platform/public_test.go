@@ -32,8 +32,8 @@ func TestAttack_T53_AnExpiredPublicCertificateDeliversNoPointer(t *testing.T) {
 	}
 	now := time.Now()
 	valid, expired := server(now.Add(-time.Hour), now.Add(time.Hour)), server(now.AddDate(-1, 0, 0), now.Add(-time.Hour))
-	// These are the authorities of the system. crypto/x509 reads them once, and no other test of this package
-	// verifies a certificate.
+	// These are the authorities of the system. crypto/x509 reads them once, so only one test of this package can
+	// have them.
 	var roots []byte
 	for _, v := range []*verifiertest.Verifier{valid, expired} {
 		roots = append(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: v.Authority.Raw})...)
