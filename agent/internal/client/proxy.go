@@ -29,13 +29,19 @@ func (d *Dialer) tunnel(ctx context.Context, address string) (net.Conn, error) {
 	}
 	conn, err := d.dialProxy(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
+		return nil, &proxyError{err}
 	}
 	if err := connectThrough(ctx, conn, address, d.Proxy.User); err != nil {
-		return nil, fmt.Errorf("proxy: %w", errors.Join(err, conn.Close()))
+		return nil, &proxyError{errors.Join(err, conn.Close())}
 	}
 	return conn, nil
 }
+
+// proxyError is an error of the way to the server, and not of the server.
+type proxyError struct{ err error }
+
+func (e *proxyError) Error() string { return "proxy: " + e.err.Error() }
+func (e *proxyError) Unwrap() error { return e.err }
 
 // dialProxy connects to the proxy. A proxy over TLS receives its password only if its certificate is valid by the
 // node's clock and chains to an authority of the system or of the pointer config. Ignition has the same rule.

@@ -79,7 +79,8 @@ func TestProxyOverTLS(t *testing.T) {
 	d := client.NewDialer([]*x509.Certificate{v.Authority})
 	d.Proxy = urlOf(t, s)
 	_, err := client.Connect(t.Context(), d, v.Origin)
-	if err == nil || !strings.Contains(err.Error(), "unknown authority") {
+	if err == nil || !strings.Contains(err.Error(), "proxy: ") ||
+		!strings.Contains(err.Error(), "unknown authority") {
 		t.Errorf("a proxy of another authority: %v", err)
 	}
 	old := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {
@@ -88,7 +89,8 @@ func TestProxyOverTLS(t *testing.T) {
 	old.Start(t)
 	d = client.NewDialer([]*x509.Certificate{v.Authority, old.Authority})
 	d.Proxy = &url.URL{Scheme: "https", Host: strings.TrimPrefix(old.Origin, "https://")}
-	if _, err := client.Connect(t.Context(), d, v.Origin); err == nil || !strings.Contains(err.Error(), "expired") {
+	if _, err := client.Connect(t.Context(), d, v.Origin); err == nil ||
+		!strings.Contains(err.Error(), "proxy: ") || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("a proxy with an expired certificate: %v", err)
 	}
 	if len(seen) > 0 {

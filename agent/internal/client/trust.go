@@ -25,12 +25,12 @@ const (
 
 // Dialer opens TLS connections to servers whose certificates chain to the given authorities.
 //
-// It never consults the node's clock. On a first boot that clock may be years off, and nothing in
-// an initramfs corrects it. Instead, a certificate is verified at the start of its own validity, or
-// of the validity of a certificate above it if that is later. So the Dialer accepts an expired
-// server certificate that the pointer config's own authority issued. This gives up little: such
-// authorities live for ten years and publish no revocations. In return, an attacker on the network
-// cannot use the node's clock, which they may control.
+// Except for a proxy over TLS, it never consults the node's clock. On a first boot that clock may
+// be years off, and nothing in an initramfs corrects it. Instead, a certificate is verified at the
+// start of its own validity, or of the validity of a certificate above it if that is later. So the
+// Dialer accepts an expired server certificate that the pointer config's own authority issued. This
+// gives up little: such authorities live for ten years and publish no revocations. In return, an
+// attacker on the network cannot use the node's clock, which they may control.
 //
 // crypto/tls asks for the time before it provides the certificate. The first attempt uses the start
 // of the newest authority. If that time is wrong, the handshake fails, its error contains the
@@ -67,7 +67,8 @@ func (d *Dialer) Dial(ctx context.Context, address string) (*tls.Conn, error) {
 	at := d.timeFor(address)
 	conn, err := d.dial(ctx, address, at)
 	var unverified *tls.CertificateVerificationError
-	if !errors.As(err, &unverified) {
+	var ofProxy *proxyError
+	if errors.As(err, &ofProxy) || !errors.As(err, &unverified) {
 		return conn, err
 	}
 	host, _, splitErr := net.SplitHostPort(address)

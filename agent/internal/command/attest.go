@@ -41,7 +41,7 @@ config with the token, for ignition-fetch.service to read.
 
 It retries every temporary failure, also when it reads the pointer config. It changes
 nothing and exits with 0 if the pointer config names no Machine Config Server, or a
-server without a verifier.`,
+server without a verifier, or if Ignition has its whole config already.`,
 		run: func(ctx context.Context, _ []string) error { return a.runAttest(ctx) },
 	}
 }
@@ -89,6 +89,9 @@ func kernelArgument(machine platform.Machine) (string, error) {
 	return word, nil
 }
 
+// answeredFile exists after a verifier answered in this boot.
+const answeredFile = "answered"
+
 // skipped is the reason for which the agent leaves the pointer config to Ignition unchanged.
 type skipped struct{ why error }
 
@@ -100,7 +103,12 @@ func skip(format string, a ...any) error { return &skipped{fmt.Errorf(format, a.
 
 func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) error {
 	// ignition-fetch-offline.service found a config that needs no server, so ignition-fetch.service does not run.
-	if paths.Exists(a.paths.IgnitionJSON) {
+	// After an emergency shell, the units of the initramfs may run again.
+	switch fetched := paths.Exists(a.paths.IgnitionJSON); {
+	case fetched && paths.Exists(a.paths.Own(answeredFile)):
+		a.console.Step("nothing to do: a verifier has answered in this boot, and Ignition has its config")
+		return nil
+	case fetched:
 		return skip("nothing to attest to: Ignition has the whole config, without a Machine Config Server")
 	}
 	machine.Waiting = newWaiting(a.console).because
@@ -144,7 +152,10 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	defer func() { _ = done() }()
 	f.Clock = a.clock(machine.Cmdline, authorities)
 	out, err := a.attestTo(ctx, f, targets, authorities, data.Raw)
-	if err != nil || out == nil {
+	if err != nil {
+		return err
+	}
+	if err := delivery.WriteFile(a.paths.Own(answeredFile), nil); err != nil || out == nil {
 		return err
 	}
 	d := delivery.Delivery{Pointer: out}
@@ -351,7 +362,7 @@ func advice(err error) string {
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
 		return "put the provisioning token into the pointer config, as the header Authorization: Bearer of its source"
-	case errors.Is(err, tpmdev.ErrTimeout), errors.Is(err, tpmdev.ErrFailed):
+	case flow.TPMFault(err):
 		return "turn the machine's power off and on, which resets the TPM"
 	case errors.Is(err, tpmdev.ErrAbsent):
 		return "enable the TPM in the firmware's setup, or give the virtual machine one"

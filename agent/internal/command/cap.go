@@ -31,10 +31,6 @@ func (a *agent) capPCR(now bool) error {
 	if _, err := os.Stat(a.paths.Phase); err == nil && !now {
 		return a.onTPM(a.leavePCR)
 	}
-	// A shell may start before udev has loaded the TPM's driver.
-	for try := 1; now && try < listedTries && a.tpmListed() && !paths.Exists(a.paths.TPM); try++ {
-		time.Sleep(tpmPause)
-	}
 	return a.onTPM(func(tpm transport.TPM) error {
 		if err := attester.Cap(tpm); err != nil {
 			return err
@@ -59,7 +55,7 @@ func (a *agent) onTPM(do func(transport.TPM) error) error {
 	}
 	device, err := tpmdev.Open(a.paths.TPM)
 	if errors.Is(err, tpmdev.ErrAbsent) {
-		if a.tpmListed() {
+		if paths.Exists(a.paths.TPMTable) {
 			a.console.Step("the firmware lists a TPM, but no driver has found it: PCR %d is not capped", attester.CapPCR)
 		}
 		return nil

@@ -43,10 +43,13 @@ records.`,
 			f.BoolVar(&capNow, "cap-now", false, "cap PCR 11 even if systemd will end the initramfs in it")
 			f.BoolVar(&capRest, "cap-rest", false, "only cap the banks in which systemd did not end the initramfs")
 		},
-		run: func(context.Context, []string) error {
+		run: func(ctx context.Context, _ []string) error {
 			before := a.capped()
 			if capRest {
 				return a.onTPM(a.capRest)
+			}
+			if capNow { // a shell may start before udev has loaded the TPM's driver
+				a.waitForDevice(ctx)
 			}
 			capped := a.capPCR(capNow)
 			if capOnly {

@@ -44,15 +44,10 @@ func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
 }
 
 const (
-	tpmTries = 4
-	// listedTries is how often the agent tries to open a TPM that the firmware lists. Drivers of TPMs on SPI and I2C
-	// may load late.
-	listedTries = 11
-	tpmPause    = time.Second
+	tpmTries   = 4
+	tpmPause   = time.Second
+	deviceWait = 7 * time.Second // with the pauses of tpmTries: ten seconds
 )
-
-// tpmListed reports whether the firmware lists a TPM 2.0.
-func (a *agent) tpmListed() bool { return paths.Exists(a.paths.TPMTable) }
 
 // ekType returns which endorsement key identifies this machine: the requested one, or else the
 // attester's choice. On EC2 and Compute Engine the default is RSA-2048. EC2 publishes that key and
@@ -85,17 +80,29 @@ func bootKey(machine platform.Machine) (attester.Key, error) {
 // waitForTPM waits a few seconds for a driver that loads late or a TPM that is busy. A TPM that hangs
 // has already taken minutes, so waitForTPM does not try again.
 func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, error) {
-	tries := tpmTries
-	if a.tpmListed() {
-		tries = listedTries
-	}
-	return untilOpen(ctx, tries, func() (*machineTPM, error) { return a.openTPM(key) })
+	a.waitForDevice(ctx)
+	return untilOpen(ctx, func() (*machineTPM, error) { return a.openTPM(key) })
 }
 
-func untilOpen(ctx context.Context, tries int, open func() (*machineTPM, error)) (*machineTPM, error) {
+// waitForDevice waits for the driver of a TPM that the firmware lists. Drivers of TPMs on SPI and I2C may load late.
+func (a *agent) waitForDevice(ctx context.Context) {
+	for range deviceWait / tpmPause {
+		if paths.Exists(a.paths.TPM) || !paths.Exists(a.paths.TPMTable) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(tpmPause):
+		}
+	}
+}
+
+func untilOpen(ctx context.Context, open func() (*machineTPM, error)) (*machineTPM, error) {
 	for try := 1; ; try++ {
 		tpm, err := open()
-		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || errors.Is(err, tpmdev.ErrTimeout) || try == tries {
+		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || errors.Is(err, tpmdev.ErrTimeout) ||
+			try == tpmTries {
 			return tpm, err
 		}
 		select {

@@ -48,6 +48,24 @@ func TestAttest_ReopensAFailedDevice(t *testing.T) {
 	}
 }
 
+// The driver removes the device of a TPM that fails. That machine does have a TPM, in each of the attempts.
+func TestAttest_ADeviceThatDisappearsIsAFault(t *testing.T) {
+	tpm := swtpmtest.Start(t, "sha256")
+	a := &agent{paths: paths.Paths{TPM: tpm.Socket}}
+	m, err := a.waitForTPM(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.device.Close(), os.Remove(tpm.Socket)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := m.Attest(attester.Challenge{Bank: 0x000B, PCRs: []int{11}}, transcript.Hash{}); !flow.TPMFault(err) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
 // Each attempt on a TPM that hangs takes minutes, in which the console shows nothing.
 func TestWaitForTPM_DoesNotRepeatATimeout(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -61,7 +79,7 @@ func TestWaitForTPM_DoesNotRepeatATimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tries := 0
-				_, err := untilOpen(t.Context(), tpmTries, func() (*machineTPM, error) {
+				_, err := untilOpen(t.Context(), func() (*machineTPM, error) {
 					tries++
 					return nil, c.err
 				})
@@ -83,7 +101,7 @@ func TestTPMThatTheFirmwareLists_IsAwaitedLonger(t *testing.T) {
 				paths: paths.Paths{TPM: filepath.Join(dir, "tpmrm0"), TPMTable: filepath.Join(dir, "TPM2"), Run: dir}}
 			wait, capWait := 3*time.Second, time.Duration(0)
 			if listed {
-				wait, capWait = 10*time.Second, 10*time.Second
+				wait, capWait = 10*time.Second, deviceWait
 				if err := os.WriteFile(a.paths.TPMTable, nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -94,6 +112,7 @@ func TestTPMThatTheFirmwareLists_IsAwaitedLonger(t *testing.T) {
 			}
 			// Before a shell.
 			start = time.Now()
+			a.waitForDevice(t.Context())
 			if err := a.capPCR(true); err != nil || time.Since(start) != capWait ||
 				strings.Contains(out.String(), "PCR 11 is not capped") != listed {
 				t.Errorf("listed %v: after %v: %v\n%s", listed, time.Since(start), err, out.String())

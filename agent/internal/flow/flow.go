@@ -40,7 +40,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"time"
+
+	"github.com/google/go-tpm/tpm2"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
@@ -258,12 +261,18 @@ func isFinal(err error) bool {
 }
 
 // isFault reports whether a final err says nothing about this machine: another kind of server answered, the metadata
-// service failed, or the TPM did not answer. It may be over in the next boot.
+// service failed, or the TPM did. It may be over in the next boot.
 func isFault(err error) bool {
 	var unexpected *client.Unexpected
 	var fault *metadata.Fault
-	return errors.As(err, &unexpected) || errors.As(err, &fault) && fault.Temporary && !fault.Late ||
-		errors.Is(err, tpmdev.ErrTimeout) || errors.Is(err, tpmdev.ErrFailed)
+	return errors.As(err, &unexpected) || errors.As(err, &fault) && fault.Temporary && !fault.Late || TPMFault(err)
+}
+
+// TPMFault reports whether the TPM did not answer, or answered with a response code that is not permanent.
+func TPMFault(err error) bool {
+	var rc tpm2.TPMRC
+	return errors.Is(err, tpmdev.ErrTimeout) || errors.Is(err, tpmdev.ErrFailed) ||
+		errors.As(err, &rc) && !attester.Permanent(err) && !errors.Is(err, attester.ErrEndorsementOwned)
 }
 
 // tpmError is a failure of this machine's TPM.
@@ -317,7 +326,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, m, &Unchanged{Why: "the verifier requires no evidence"}
 	}
 	if missing := f.missing(t, ch); len(missing) > 0 {
-		return nil, m, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
+		return nil, m, &MissingEvidence{Kinds: missing, Err: f.whyMissing(missing)}
 	}
 	key, err := f.attestedKey(t, ch)
 	if err != nil {
@@ -366,6 +375,14 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		}
 	}
 	return g, m, nil
+}
+
+// whyMissing returns why there is no TPM, if that is missing.
+func (f *Flow) whyMissing(kinds []evidence.Kind) error {
+	if slices.Contains(kinds, evidence.TPM2) {
+		return f.NoTPM
+	}
+	return nil
 }
 
 // check returns a final error if a challenge is not one for t.

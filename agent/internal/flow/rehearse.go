@@ -66,7 +66,7 @@ func (f *Flow) rehearse(ctx context.Context, t Target, ticket secret.Bytes) (*mc
 		return nil, err
 	}
 	if missing := f.missing(t, ch); len(missing) > 0 {
-		f.Console.Step("%v", &MissingEvidence{Kinds: missing, Err: f.NoTPM})
+		f.Console.Step("%v", &MissingEvidence{Kinds: missing, Err: f.whyMissing(missing)})
 	}
 	ev, err := f.evidence(ctx, s, t, ch, nil)
 	if err != nil {

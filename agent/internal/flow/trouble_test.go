@@ -171,7 +171,7 @@ func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testi
 	}
 }
 
-// Attack T63: a TPM that does not answer stops the boot, too. A machine without one, or whose TPM rejects a command,
+// Attack T63: a TPM that fails stops the boot, too. A machine without one, or whose TPM rejects a command for good,
 // continues with its pre-approved config.
 func TestAttack_T63_ATPMThatDoesNotAnswerDoesNotDowngradeAMachine(t *testing.T) {
 	for _, c := range []struct {
@@ -179,7 +179,8 @@ func TestAttack_T63_ATPMThatDoesNotAnswerDoesNotDowngradeAMachine(t *testing.T) 
 		open bool
 	}{
 		{tpmdev.ErrTimeout, false}, {fmt.Errorf("%w: %w", tpmdev.ErrFailed, syscall.EIO), false},
-		{tpmdev.ErrAbsent, true}, {tpm2.TPMRC(0x921), true},
+		{tpm2.TPMRCFailure, false}, {tpm2.TPMRCRetry, false},
+		{tpmdev.ErrAbsent, true}, {tpm2.TPMRCHierarchy, true}, {attester.ErrEndorsementOwned, true},
 	} {
 		for name, set := range map[string]func(*machine){
 			"at the start":       func(m *machine) { m.flow.TPM, m.flow.NoTPM = nil, c.err },
@@ -204,7 +205,9 @@ type deadTPM struct {
 	err error
 }
 
-func (d deadTPM) Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error) { return nil, d.err }
+func (d deadTPM) Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error) {
+	return nil, d.err
+}
 
 // The console distinguishes a verifier with problems from a machine that is not ready, and has a
 // hint for each.

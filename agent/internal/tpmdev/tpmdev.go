@@ -78,7 +78,7 @@ type device struct {
 
 func (d *device) Send(command []byte) ([]byte, error) {
 	if d.fd < 0 {
-		return nil, fmt.Errorf("the TPM: %w", fs.ErrClosed)
+		return nil, fmt.Errorf("%w: %w", ErrFailed, fs.ErrClosed)
 	}
 	type result struct {
 		response []byte
@@ -136,6 +136,9 @@ func exchange(fd int, command []byte, limit time.Duration) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: reading a response: %w", ErrFailed, err)
 		}
+		if n < headerSize {
+			return nil, fmt.Errorf("%w: a response has %d bytes", ErrFailed, n)
+		}
 		return response[:n], nil
 	}
 }
@@ -176,7 +179,7 @@ type socket struct{ net.Conn }
 
 func (s *socket) Send(command []byte) ([]byte, error) {
 	if err := s.SetDeadline(time.Now().Add(commandTime)); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrFailed, err)
 	}
 	if _, err := s.Write(command); err != nil {
 		return nil, fmt.Errorf("%w: sending a command: %w", ErrFailed, err)
@@ -187,7 +190,7 @@ func (s *socket) Send(command []byte) ([]byte, error) {
 	}
 	size := binary.BigEndian.Uint32(response[2:6])
 	if size < headerSize || size > maxResponse {
-		return nil, fmt.Errorf("the TPM announced a response of %d bytes", size)
+		return nil, fmt.Errorf("%w: it announced a response of %d bytes", ErrFailed, size)
 	}
 	response = response[:size]
 	if _, err := io.ReadFull(s, response[headerSize:]); err != nil {

@@ -22,7 +22,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
@@ -55,24 +54,6 @@ func (f *Folder) Find(ctx context.Context, name string) (*admin.State, error) {
 		return nil, err
 	}
 	return named(s, name), nil
-}
-
-// Waiting finds a machine that waits for approval.
-func (f *Folder) Waiting(ctx context.Context, id string) (store.Pending, error) {
-	s, err := f.State(ctx)
-	if err != nil {
-		return store.Pending{}, err
-	}
-	for _, p := range s.Pending {
-		if p.ID == id || p.EKSHA256 == id {
-			return p, nil
-		}
-	}
-	return store.Pending{}, noPendingMachine(id)
-}
-
-func noPendingMachine(id string) error {
-	return hint.New(fmt.Errorf("no machine waits with the id %q", id), "'status' lists the machines that wait")
 }
 
 // MachineNamespace is where a Machine named without a namespace is, or will be.

@@ -254,7 +254,7 @@ func (f *Folder) deleteEnrollment(e machine.Enrollment, w Write) (Written, error
 // Forget deletes the enrollments of a machine. The record of a machine that an enrollment stands in for is the
 // same object. The record of a Machine stays with the Machine: its bootstrap credentials are revoked with it.
 func (c *Cluster) Forget(ctx context.Context, name string, w Write) (done []Written, left []string, err error) {
-	m, own, err := c.target(ctx, name)
+	m, own, unread, err := c.target(ctx, name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -262,6 +262,9 @@ func (c *Cluster) Forget(ctx context.Context, name string, w Write) (done []Writ
 		if a.Spec.Quarantined || a.Status.Quarantined {
 			return nil, nil, quarantinedError(m.String())
 		}
+	}
+	if unread != nil {
+		left = append(left, unread.Error())
 	}
 	for _, a := range own {
 		if a.Name == records.UID(m) {

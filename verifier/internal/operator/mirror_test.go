@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
@@ -104,6 +105,49 @@ status: {machineUID: %[1]s, phase: Attested, pool: worker, identity: {ekSHA256: 
 				}
 			})
 		}
+	}
+	// A user without permissions in the namespace of the other object learns that something may be missing.
+	if _, err := open().Quarantine(t.Context(), "moved", true, operator.Write{}); err != nil {
+		t.Fatal(err)
+	}
+	c.KubectlApply(t, `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: mirrors, namespace: openshift-machine-api}
+rules: [{apiGroups: [mcs-attest.dev, machine.openshift.io, cluster.x-k8s.io], resources: ["*"], verbs: ["*"]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: mirrors, namespace: openshift-machine-api}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: mirrors}
+subjects: [{kind: User, name: half, apiGroup: rbac.authorization.k8s.io}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: mirrors, namespace: mcs-attest}
+rules: [{apiGroups: [mcs-attest.dev], resources: ["*"], verbs: [list]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: mirrors, namespace: mcs-attest}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: mirrors}
+subjects: [{kind: User, name: half, apiGroup: rbac.authorization.k8s.io}]
+`)
+	as := rest.CopyConfig(c.Admin())
+	as.Impersonate.UserName = "half"
+	half, err := operator.OpenCluster(operator.ClusterOptions{Rest: as, Namespaces: []string{"openshift-machine-api"},
+		Own: "mcs-attest", FieldManager: "test", Now: time.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done, err := half.Quarantine(t.Context(), "moved", false, operator.Write{}); len(done) > 0 || err == nil ||
+		!operator.Forbidden(err) {
+		t.Errorf("release: %+v, %v", done, err)
+	}
+	s, err := half.State(t.Context())
+	if err != nil || len(s.Machines) != 1 || !slices.ContainsFunc(s.Problems,
+		func(p string) bool { return strings.Contains(p, "openshift-cluster-api") }) {
+		t.Errorf("%+v, %v", s, err)
 	}
 	all, err := f.d.Resource(attestations).List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + uid})
 	if err != nil || len(all.Items) != 1 {

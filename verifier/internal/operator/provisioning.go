@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	manifests "github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
@@ -91,31 +92,16 @@ func settings(c *config.Config, where string) ProvisioningSettings {
 
 // Policies are those in policies/.
 func (f *Folder) Policies(context.Context) (*policy.Set, error) {
-	entries, err := os.ReadDir(f.Config.Path("policies"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read policies: %w", err)
+	s, err := folder.Load(f.Config.Data)
+	if err != nil {
+		return nil, err
 	}
-	var all []policy.Parsed
-	var problems []manifests.Problem
-	for _, e := range entries {
-		path := f.Config.Path("policies", e.Name())
-		if !isManifest(path) {
-			continue
-		}
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("read policy: %w", err)
-		}
-		parsed, wrong := policy.Parse(path, raw)
-		all, problems = append(all, parsed...), append(problems, wrong...)
-	}
-	set, wrong := policy.CompileParsed(all...)
-	for _, problem := range append(problems, wrong...) {
-		if !problem.Warning {
-			return nil, problem
+	for _, p := range s.Problems {
+		if !p.Warning && strings.HasPrefix(p.File, f.Config.Path("policies")) {
+			return nil, p
 		}
 	}
-	return set, nil
+	return s.Policies, nil
 }
 
 // Policies are the cluster's.

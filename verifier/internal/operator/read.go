@@ -31,6 +31,7 @@ import (
 type gathered struct {
 	own      string   // the verifier's namespace
 	only     []string // the namespaces that were asked for; none means all
+	unread   error    // why objects of a namespace of mirrors are missing
 	machines map[string]machine.Machine
 	enrolled map[string]machine.Enrollment
 	objects  map[string]*v1alpha1.MachineAttestation // the enrollments' objects, records included
@@ -121,8 +122,7 @@ func (g *gathered) state(now time.Time) *admin.State {
 	out := &admin.State{Time: now.UTC()}
 	ix := g.index()
 	for _, m := range ix.Machines() {
-		if len(g.only) == 0 || slices.Contains(g.only, m.Namespace) ||
-			m.Mirror != nil && slices.Contains(g.only, m.Mirror.Namespace) {
+		if len(g.only) == 0 || slices.Contains(g.only, m.Namespace) || isMirror(ix, m.Mirror, g.only) {
 			out.Machines = append(out.Machines, admin.About(m, g.records[records.UID(m)]))
 		}
 	}
@@ -141,6 +141,15 @@ func (g *gathered) state(now time.Time) *admin.State {
 		out.Problems = append(out.Problems, g.problems[k])
 	}
 	return out
+}
+
+// isMirror reports whether m is in one of the namespaces, and only another object of the same machine is in force.
+func isMirror(ix *machine.Index, m *machine.Machine, namespaces []string) bool {
+	if m == nil || !slices.Contains(namespaces, m.Namespace) {
+		return false
+	}
+	inForce, ok := ix.ByUID(m.UID)
+	return ok && inForce != m
 }
 
 // named is the part of the state that a person calls name. A name or UID of a Machine's other object is the Machine's.
@@ -169,6 +178,18 @@ func withMirrors(in []string) []string {
 	return out
 }
 
+// tolerate keeps the error of a namespace that was read in addition to those asked for, if this user may not read it.
+func (g *gathered) tolerate(err error, in []string, namespace string) error {
+	if !Forbidden(err) || in[0] == metav1.NamespaceAll || slices.Contains(in, namespace) {
+		return err
+	}
+	if namespace != g.own { // that one has no object of a Machine
+		g.unread = err
+	}
+	g.problems["~"+namespace] = err.Error()
+	return nil
+}
+
 // attestationScope is where MachineAttestations are: beside the Machines, and in
 // the verifier's own namespace.
 func (c *Cluster) attestationScope(in []string) []string {
@@ -192,11 +213,7 @@ func (c *Cluster) gather(ctx context.Context, o metav1.ListOptions) (*gathered, 
 	g := c.newGathered(c.o.Namespaces...)
 	for _, ns := range c.attestationScope(in) {
 		err := c.each(ctx, attestations, ns, o, g.object)
-		if !slices.Contains(in, ns) && in[0] != metav1.NamespaceAll && Forbidden(err) {
-			g.problems["~"+ns] = err.Error()
-			err = nil
-		}
-		if err != nil {
+		if err := g.tolerate(err, in, ns); err != nil {
 			return nil, err
 		}
 	}
@@ -211,9 +228,7 @@ func (c *Cluster) gatherMachines(ctx context.Context, g *gathered, in []string, 
 	for _, ns := range withMirrors(in) {
 		for _, r := range resources {
 			err := c.each(ctx, r, ns, o, g.object)
-			if !slices.Contains(in, ns) && Forbidden(err) {
-				g.problems["~"+ns+"/"+r.Group] = err.Error()
-			} else if err != nil {
+			if err := g.tolerate(err, in, ns); err != nil {
 				return err
 			}
 		}
@@ -278,7 +293,8 @@ func (c *Cluster) Find(ctx context.Context, name string) (*admin.State, error) {
 			if err := g.object(o); err != nil {
 				return nil, err
 			}
-			if s := g.state(c.o.Now()); len(s.Pending) > 0 {
+			s := named(g.state(c.o.Now()), strings.TrimPrefix(name, v1alpha1.PendingPrefix))
+			if len(s.Pending) > 0 {
 				return s, c.conditions(ctx, s)
 			}
 		case !apierrors.IsNotFound(err):
@@ -291,6 +307,9 @@ func (c *Cluster) Find(ctx context.Context, name string) (*admin.State, error) {
 	}
 	s := found.named(c.o.Now(), name)
 	s.Problems = nil // of what shares a namespace with it
+	if found.unread != nil {
+		s.Problems = []string{found.unread.Error()}
+	}
 	return s, c.conditions(ctx, s)
 }
 
@@ -324,13 +343,16 @@ func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
 			beside[o.GetNamespace()] = true
 			return g.object(o)
 		})
-		if err != nil && (slices.Contains(in, ns) || ns == c.o.Own || !Forbidden(err)) {
+		if ns == c.o.Own && err != nil {
+			return nil, err
+		}
+		if err := g.tolerate(err, in, ns); err != nil {
 			return nil, err
 		}
 	}
 	// Its enrollments may have any name, and the record is named by the UID.
 	for _, ns := range sorted(beside) {
-		if err := c.each(ctx, attestations, ns, metav1.ListOptions{}, g.object); err != nil {
+		if err := g.tolerate(c.each(ctx, attestations, ns, metav1.ListOptions{}, g.object), in, ns); err != nil {
 			return nil, err
 		}
 		if v, err := c.versions(hosts.Group); err == nil && slices.Contains(v, hosts.Version) {
@@ -340,35 +362,6 @@ func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
 		}
 	}
 	return g, nil
-}
-
-// Waiting finds a machine that waits for approval.
-func (c *Cluster) Waiting(ctx context.Context, name string) (store.Pending, error) {
-	if err := c.installed(); err != nil {
-		return store.Pending{}, err
-	}
-	id := pendingID(name)
-	if id == "" {
-		return store.Pending{}, noPendingMachine(name)
-	}
-	o, err := c.dynamic.Resource(attestations).Namespace(c.o.Own).Get(ctx, v1alpha1.PendingPrefix+id, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return store.Pending{}, noPendingMachine(name)
-	}
-	if err != nil {
-		return store.Pending{}, c.failed("get", attestations, c.o.Own, err)
-	}
-	g := c.newGathered()
-	if err := g.object(o); err != nil {
-		return store.Pending{}, err
-	}
-	for _, p := range g.pending {
-		if len(name) == 64 && !strings.EqualFold(name, p.EKSHA256) {
-			break
-		}
-		return p, nil
-	}
-	return store.Pending{}, noPendingMachine(name)
 }
 
 // Event is a Kubernetes Event, as explain shows it.

@@ -137,37 +137,37 @@ func (c *Cluster) rejected(verb, namespace string, err error) error {
 }
 
 // target finds the Machine that name stands for, and the MachineAttestations that
-// name it.
-func (c *Cluster) target(ctx context.Context, name string) (*machine.Machine, []*v1alpha1.MachineAttestation, error) {
+// name it. Unread is why there may be more of them.
+func (c *Cluster) target(ctx context.Context, name string) (m *machine.Machine, own []*v1alpha1.MachineAttestation,
+	unread, err error) {
 	if err := c.installed(); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	g, err := c.find(ctx, name)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	found, err := one(g.named(c.o.Now(), name).Machines, name)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	m, ok := g.index().ByUID(found.UID)
 	if !ok {
-		return nil, nil, errGone
+		return nil, nil, nil, errGone
 	}
-	var own []*v1alpha1.MachineAttestation
 	for _, k := range sorted(g.objects) {
 		if belongs(g.objects[k], m) || m.Mirror != nil && belongs(g.objects[k], m.Mirror) {
 			own = append(own, g.objects[k])
 		}
 	}
-	return m, own, nil
+	return m, own, g.unread, nil
 }
 
 // Quarantine stops a machine, or lets it go on. It stands on the Machine's
 // record, or on the object that stands in for the Machine; what an administrator
 // wrote into its other enrollments is lifted, too.
 func (c *Cluster) Quarantine(ctx context.Context, name string, stop bool, w Write) ([]Written, error) {
-	m, own, err := c.target(ctx, name)
+	m, own, unread, err := c.target(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,8 @@ func (c *Cluster) Quarantine(ctx context.Context, name string, stop bool, w Writ
 		done, err := c.setFields(ctx, m, w, map[string]any{"quarantined": true})
 		return []Written{done}, err
 	}
-	return c.clearField(ctx, own, w, "quarantined", func(s *v1alpha1.MachineAttestationSpec) bool { return s.Quarantined })
+	return c.clearField(ctx, own, unread, w, "quarantined",
+		func(s *v1alpha1.MachineAttestationSpec) bool { return s.Quarantined })
 }
 
 // Reattest grants one more attestation until a time; zero takes the grant back.
@@ -183,12 +184,12 @@ func (c *Cluster) Reattest(ctx context.Context, name string, until time.Time, w 
 	if err := CheckGrant(until, c.o.Now()); err != nil {
 		return nil, err
 	}
-	m, own, err := c.target(ctx, name)
+	m, own, unread, err := c.target(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	if until.IsZero() {
-		return c.clearField(ctx, own, w, "reattest",
+		return c.clearField(ctx, own, unread, w, "reattest",
 			func(s *v1alpha1.MachineAttestationSpec) bool { return s.Reattest != nil })
 	}
 	done, err := c.setFields(ctx, m, w,
@@ -196,9 +197,9 @@ func (c *Cluster) Reattest(ctx context.Context, name string, until time.Time, w 
 	return []Written{done}, err
 }
 
-// clearField removes a field from every MachineAttestation that has it.
-func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttestation, w Write, field string,
-	has func(*v1alpha1.MachineAttestationSpec) bool) ([]Written, error) {
+// clearField removes a field from every MachineAttestation that has it. If none has it, unread is the error.
+func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttestation, unread error, w Write,
+	field string, has func(*v1alpha1.MachineAttestationSpec) bool) ([]Written, error) {
 	var all []Written
 	for _, a := range own {
 		if !has(&a.Spec) {
@@ -212,6 +213,9 @@ func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttesta
 			return all, c.failed("patch", attestations, a.Namespace, err)
 		}
 		all = append(all, done)
+	}
+	if len(all) == 0 {
+		return nil, unread
 	}
 	return all, nil
 }

@@ -58,7 +58,7 @@ func chooseAK(t transport.TPM, opts Options, indexes []uint32) (ak key, certific
 			return ak, [][]byte{certificate}, "", nil
 		}
 		err = fmt.Errorf("the AK that %s certified (NV index 0x%08x): %w", s.platform, s.certificate, err)
-		if !permanent(err) {
+		if !Permanent(err) {
 			return key{}, nil, "", err
 		}
 		notes = append(notes, err.Error())

@@ -90,7 +90,7 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 		if err == nil {
 			ek, err = findEK(t, opts, s, indexes, public)
 		}
-		if err != nil && !permanent(err) {
+		if err != nil && !Permanent(err) {
 			return key{}, nil, err
 		}
 		if err != nil {
@@ -98,7 +98,7 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 			continue
 		}
 		intermediates, err := chain(t, indexes, maxCertificates-1)
-		if err != nil && !permanent(err) {
+		if err != nil && !Permanent(err) {
 			return key{}, nil, errors.Join(err, ek.flush(t))
 		}
 		return ek, append([][]byte{certificate}, intermediates...), nil
@@ -115,10 +115,10 @@ type unfit struct{ error }
 
 func (u unfit) Unwrap() error { return u.error }
 
-// permanent reports whether err will be the same on every boot. Only then may the next EK in the
+// Permanent reports whether err will be the same on every boot. Only then may the next EK in the
 // order be used. After a temporary failure, another EK would make this machine appear as a
 // different one.
-func permanent(err error) bool {
+func Permanent(err error) bool {
 	if _, ok := errors.AsType[unfit](err); ok {
 		return true
 	}
@@ -206,7 +206,7 @@ func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 			}
 			tried[k] = true
 			ek, err := createEK(t, opts, s, indexes)
-			if err == nil || !permanent(err) {
+			if err == nil || !Permanent(err) {
 				return ek, err
 			}
 			notes = append(notes, fmt.Errorf("creating the default EK (%s): %w", k, err))

@@ -22,7 +22,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // Verifier is the name of the program that is no plug-in.
@@ -137,7 +136,6 @@ type Backend interface {
 	// or the id of one that waits for approval.
 	State(context.Context) (*admin.State, error)
 	Find(ctx context.Context, name string) (*admin.State, error)
-	Waiting(ctx context.Context, id string) (store.Pending, error)
 	// MachineNamespace is where a Machine named without a namespace is, or will be.
 	MachineNamespace(ctx context.Context, name string) (string, error)
 	Enroll(context.Context, *v1alpha1.MachineAttestation, operator.Write) (operator.Written, error)

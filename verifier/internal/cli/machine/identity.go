@@ -26,10 +26,15 @@ func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions,
 	pool = o.pool
 	switch {
 	case o.approve != "":
-		p, err := b.Waiting(ctx, o.approve)
+		s, err := b.Find(ctx, o.approve)
 		if err != nil {
 			return nil, "", err
 		}
+		if len(s.Pending) != 1 {
+			return nil, "", hint.New(fmt.Errorf("no machine waits with the id %q", o.approve),
+				"'status' lists the machines that wait")
+		}
+		p := s.Pending[0]
 		hashes, pool = []string{p.EKSHA256}, cmp.Or(pool, p.Pool)
 	case o.identity != "":
 		raw, err := env.ReadInput(o.identity, stdin)
