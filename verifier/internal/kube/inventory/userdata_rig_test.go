@@ -49,16 +49,30 @@ func (w *whole) startOperator(bundle string) *standInOperator {
 	if err != nil {
 		w.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for e := range watch.ResultChan() {
-			if s, ok := e.Object.(*unstructured.Unstructured); ok {
-				o.certificates(s)
+		for events := watch.ResultChan(); ctx.Err() == nil; {
+			select {
+			case <-ctx.Done():
+			case e, open := <-events:
+				if !open {
+					events = nil
+				} else if s, ok := e.Object.(*unstructured.Unstructured); ok {
+					o.certificates(s)
+					o.render()
+				}
+			case <-time.After(time.Second): // an update failed, or the watch ended
+				if all, err := w.in(secrets, machineNamespace).List(ctx, metav1.ListOptions{}); err == nil {
+					for i := range all.Items {
+						o.certificates(&all.Items[i])
+					}
+				}
 				o.render()
 			}
 		}
 	})
-	w.Cleanup(func() { watch.Stop(); wg.Wait() })
+	w.Cleanup(func() { cancel(); watch.Stop(); wg.Wait() })
 	return o
 }
 
@@ -89,7 +103,7 @@ func (o *standInOperator) written(name string) int {
 	return o.writes[name]
 }
 
-// update replaces the user data of a Secret as it was read. A conflict is repeated at the next event.
+// update replaces the user data of a Secret as it was read. A failed one is repeated a second later.
 func (o *standInOperator) update(s *unstructured.Unstructured, raw []byte) {
 	s = s.DeepCopy()
 	_ = unstructured.SetNestedField(s.Object, base64.StdEncoding.EncodeToString(raw), "data", "userData")
