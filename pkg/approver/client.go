@@ -47,8 +47,8 @@ const clockSkew = 10 * time.Second
 //     does has discarded the earlier key (CSRLimit)
 //   - key*: the record accepts the certificate: neither another key nor another name was
 //     approved or attested (CSRKeyChanged, MachineJoined). A key on the record is replaced
-//     if there never was a Node, and no request with it was approved. If no request with
-//     it exists anymore, that is known for less than an hour. Because a client that may
+//     if there never was a Node, and no request with it was approved. If there was one, not
+//     even the same key is approved again. If no request with it exists anymore, that is known for less than an hour. Because a client that may
 //     write records can clear that key, no request for the name with another key may have
 //     been approved since the Machine's creation. Exceptions are one other key while the
 //     record's spec grants another attestation, and two keys of interrupted first boots,
@@ -448,6 +448,11 @@ func (x *run) key() error {
 		how = "already approved"
 	case s.CSRKeySHA256 != "":
 		how = "the attested one"
+	}
+	// After a restore of etcd neither the Machine nor a Node may show that the machine joined.
+	if c := x.record.Status.Certificate; err == nil && c != nil && c.Used {
+		err = reason.Deny(reason.MachineJoined, "a certificate for the key %s was issued, since its Node %.253s existed",
+			c.PublicKeySHA256, c.Node)
 	}
 	if err == nil {
 		err = x.issued()

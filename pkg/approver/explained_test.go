@@ -96,6 +96,23 @@ func TestIgnored_EndsTheChecks(t *testing.T) {
 	}
 }
 
+// A restore of etcd can remove the Node, the Machine's reference to it, and the approval, but not what the record says
+// again: that there was a Node. Its certificate was issued, and the approval is not repeated.
+func TestAttack_T58_AnApprovalIsNotRepeatedForAMachineThatHadANode(t *testing.T) {
+	for name, in := range map[string]*input{"with its own credential": honest(), "with the attested key": certified()} {
+		s := &in.fake.records[0].Status
+		phase := s.Phase
+		in.approved(in.sum(), "worker-0")
+		s.Phase = phase
+		for used, outcome := range map[bool]Outcome{false: Approve, true: Refuse} {
+			s.Certificate.Used = used
+			if d := in.decide(); d.Outcome != outcome || used && (d.Denial == nil || d.Denial.Code != reason.MachineJoined) {
+				t.Errorf("%s, used %v: %s, %v", name, used, d.Outcome, d.Denial)
+			}
+		}
+	}
+}
+
 // What the explanation says about a key that is accepted.
 func TestKey_HasItsOrigin(t *testing.T) {
 	for _, c := range []struct {

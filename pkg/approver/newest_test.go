@@ -85,7 +85,7 @@ func TestDecide_ApprovesOnlyTheNewestFirstRequest(t *testing.T) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
 			in.fake.records[0].Status.Certificate.Used, in.fake.pinned = true, nil
-		}, Approve, 0},
+		}, Refuse, reason.MachineJoined},
 		"what was approved cannot be read": {func(in *input) {
 			superseded(nil)(in)
 			in.approved(in.sum(), "worker-0")
