@@ -12,9 +12,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// again is run by PID 1 of the real root. The lease and fw_cfg still exist.
+// again is run by PID 1 of the real root. The lease and fw_cfg still exist. With Ignition's config the agent would do
+// nothing.
 const again = `#!/bin/sh
 echo "rig: attesting again"
+rm /run/ignition.json
 /usr/bin/mcs-attest-agent attest
 echo "rig: the agent ended with $?"
 /usr/bin/mcs-attest-agent rehearse /etc/rehearsal.json
