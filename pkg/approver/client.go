@@ -46,11 +46,12 @@ const clockSkew = 10 * time.Second
 //   - newest*: the machine made no later request with another key, since a kubelet that
 //     does has discarded the earlier key (CSRLimit)
 //   - key*: the record accepts the certificate: neither another key nor another name was
-//     approved or attested (CSRKeyChanged, MachineJoined). A key on the record is replaced
-//     if there never was a Node, and no request with it was approved. If there was one, not
-//     even the same key is approved again. If no request with it exists anymore, that is known for less than an hour. Because a client that may
-//     write records can clear that key, no request for the name with another key may have
-//     been approved since the Machine's creation. Exceptions are one other key while the
+//     approved or attested (CSRKeyChanged, MachineJoined). A key on the record is
+//     replaced if there never was a Node, and no request with it was approved. If there
+//     was one, not even the same key is approved again. If no request with it exists
+//     anymore, that is known for less than an hour. Because a client that may write
+//     records can clear that key, no request for the name with another key may have been
+//     approved since the Machine's creation. Exceptions are one other key while the
 //     record's spec grants another attestation, and two keys of interrupted first boots,
 //     for which the verifier made the requests
 //   - enrollments*: no enrollment quarantines the machine (Quarantined). A quarantine
