@@ -25,93 +25,37 @@ const sentences = "testdata/sentences.txt"
 // ask is one request to a metadata service.
 type ask func(context.Context, string, metadata.Patience) error
 
-func awsUserData(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAWS(base, p)
-	if err == nil {
-		_, err = s.UserData(ctx)
+// on returns the ask of one method of a client.
+func on[S, T any](open func(string, metadata.Patience) (S, error), get func(S, context.Context) (T, error)) ask {
+	return func(ctx context.Context, base string, p metadata.Patience) error {
+		s, err := open(base, p)
+		if err == nil {
+			_, err = get(s, ctx)
+		}
+		return err
 	}
-	return err
 }
 
-func awsSigned(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAWS(base, p)
-	if err == nil {
-		_, err = s.SignedIdentity(ctx)
-	}
-	return err
-}
+var (
+	awsUserData     = on(metadata.NewAWS, (*metadata.AWS).UserData)
+	awsSigned       = on(metadata.NewAWS, (*metadata.AWS).SignedIdentity)
+	awsInstance     = on(metadata.NewAWS, (*metadata.AWS).Instance)
+	awsCredentials  = on(metadata.NewAWS, (*metadata.AWS).Credentials)
+	gcpUserData     = on(metadata.NewGCP, (*metadata.GCP).UserData)
+	gcpProviderID   = on(metadata.NewGCP, (*metadata.GCP).ProviderID)
+	azureUserData   = on(metadata.NewAzure, (*metadata.Azure).UserData)
+	azureProviderID = on(metadata.NewAzure, (*metadata.Azure).ProviderID)
 
-func awsInstance(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAWS(base, p)
-	if err == nil {
-		_, err = s.Instance(ctx)
-	}
-	return err
-}
-
-func awsCredentials(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAWS(base, p)
-	if err == nil {
-		_, err = s.Credentials(ctx)
-	}
-	return err
-}
-
-func gcpUserData(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewGCP(base, p)
-	if err == nil {
-		_, err = s.UserData(ctx)
-	}
-	return err
-}
-
-func gcpIdentity(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewGCP(base, p)
-	if err == nil {
-		_, err = s.IdentityToken(ctx, "https://example.com/")
-	}
-	return err
-}
-
-func gcpProviderID(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewGCP(base, p)
-	if err == nil {
-		_, err = s.ProviderID(ctx)
-	}
-	return err
-}
-
-func azureUserData(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAzure(base, p)
-	if err == nil {
-		_, err = s.UserData(ctx)
-	}
-	return err
-}
-
-func azureAttested(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAzure(base, p)
-	if err == nil {
-		_, err = s.Attested(ctx, "nonce")
-	}
-	return err
-}
-
-func azureIdentity(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAzure(base, p)
-	if err == nil {
-		_, err = s.IdentityToken(ctx, "api://mcs-attest")
-	}
-	return err
-}
-
-func azureProviderID(ctx context.Context, base string, p metadata.Patience) error {
-	s, err := metadata.NewAzure(base, p)
-	if err == nil {
-		_, err = s.ProviderID(ctx)
-	}
-	return err
-}
+	gcpIdentity = on(metadata.NewGCP, func(s *metadata.GCP, ctx context.Context) ([]byte, error) {
+		return s.IdentityToken(ctx, "https://example.com/")
+	})
+	azureAttested = on(metadata.NewAzure, func(s *metadata.Azure, ctx context.Context) ([]byte, error) {
+		return s.Attested(ctx, "nonce")
+	})
+	azureIdentity = on(metadata.NewAzure, func(s *metadata.Azure, ctx context.Context) ([]byte, error) {
+		return s.IdentityToken(ctx, "api://mcs-attest")
+	})
+)
 
 // Each failure of a metadata service has exactly one sentence and one hint. testdata/sentences.txt
 // lists them, and docs/troubleshooting.md explains them.
