@@ -29,6 +29,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/controller"
@@ -37,7 +38,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/front"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
 

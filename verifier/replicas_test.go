@@ -30,9 +30,9 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 const (

@@ -28,9 +28,9 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 

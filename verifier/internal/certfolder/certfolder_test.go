@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 const (

@@ -22,8 +22,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 func serving(t *testing.T) *tls.Certificate {

@@ -14,10 +14,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/page"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 // operators has the listeners for administrators: health and metrics.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 )
 
 func TestMetricsCertificateIsReadFromItsFolder(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/clouds"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -24,7 +25,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/front"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )

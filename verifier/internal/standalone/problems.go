@@ -12,11 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 // expiresSoon is how long before its end a certificate is a problem.

@@ -40,8 +40,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 // BundleKey is the key of the bundle in the ConfigMap.

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 )
 
 const host = "api-int.example.com"

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
@@ -39,7 +40,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
 	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 const (

@@ -21,12 +21,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 // wireCut is a replica's way to the API that can be cut.

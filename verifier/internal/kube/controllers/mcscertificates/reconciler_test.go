@@ -45,10 +45,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 const (

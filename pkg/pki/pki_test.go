@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 )
 
 func TestServe_CertificateIsValidOnlyForItsHosts(t *testing.T) {
