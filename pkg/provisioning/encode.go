@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,9 +79,13 @@ func ParseFile(raw []byte) (map[string][]byte, error) {
 		return nil, fmt.Errorf("the file has %d bytes; at most %d are allowed", len(raw), maxFile)
 	}
 	var doc yaml.Node
-	if err := yaml.Unmarshal(raw, &doc); err != nil {
+	dec := yaml.NewDecoder(bytes.NewReader(raw))
+	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		// The parser's error could quote the file.
 		return nil, errors.New("the file is neither YAML nor JSON")
+	}
+	if err := dec.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return nil, errors.New("a second YAML document follows; the file must have one")
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("the file is not a mapping; write %q and the token", KeyToken+":")

@@ -475,6 +475,7 @@ func TestParseFile(t *testing.T) {
 		"empty": "", "a bare token": tokenA, "a list": "- " + tokenA, "an unknown key": "tokens: " + tokenA,
 		"a key twice": "token: " + tokenA + "\ntoken: " + tokenB, "a nested value": "token: {value: " + tokenA + "}",
 		"an alias": "token: &a " + tokenA + "\nprevious-token: *a\n", "no YAML": "token: [" + tokenA,
+		"two documents": "token: " + tokenA + "\n---\ntoken: " + tokenB,
 	} {
 		_, err := ParseFile([]byte(raw))
 		if err == nil || strings.Contains(err.Error(), tokenA[:20]) ||

@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"net/url"
@@ -54,7 +55,7 @@ type Config struct {
 	// Upstream is the Machine Config Server, https://host:port. If empty, the verifier serves the
 	// configs in Data/configs.
 	Upstream string `yaml:"upstream,omitempty"`
-	// UpstreamCA is a PEM file with the CAs of the upstream's certificate. Default: tls/ca.crt.
+	// UpstreamCA is a PEM file with the CAs of the upstream's certificate, only without a cluster. Default: tls/ca.crt.
 	UpstreamCA string `yaml:"upstreamCA,omitempty"`
 	// UpstreamName is the expected name in the upstream's certificate. Default: the host in Upstream.
 	UpstreamName string `yaml:"upstreamName,omitempty"`
@@ -70,7 +71,7 @@ type Config struct {
 	// nothing are closed first. Default 3072.
 	MaxConnections int `yaml:"maxConnections,omitempty"`
 	// KeepEvidence is the number of the latest verified Attest calls that are stored in state/evidence
-	// for the command "appraise". Default 0.
+	// for the command "appraise", only without a cluster. Default 0.
 	KeepEvidence int `yaml:"keepEvidence,omitempty"`
 	// Kubernetes makes the API server of a cluster the source of Machines, policies and keys, and the
 	// store of the records. If absent, the folder is both.
@@ -111,7 +112,7 @@ type Kubernetes struct {
 	// namespace. Default openshift-machine-api and openshift-cluster-api.
 	MachineNamespaces []string `yaml:"machineNamespaces,omitempty"`
 	// CredentialNamespace is the namespace in which the controller publishes the machines' bootstrap
-	// credentials for the replicas that serve them. It must contain no other Secrets. Default
+	// credentials for the replicas that serve them. It must not be a namespace with Secrets of others. Default
 	// "mcs-attest-credentials".
 	CredentialNamespace string `yaml:"credentialNamespace,omitempty"`
 	// ServingSecret is the verifier's serving certificate. Default: that of the Machine Config Server.
@@ -173,6 +174,9 @@ func Parse(name string, raw []byte, base string) (*Config, error) {
 	if err := dec.Decode(&c); err != nil {
 		return nil, decodeError(name, raw, err)
 	}
+	if err := dec.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: a second YAML document follows; the file must have one", name)
+	}
 	if err := c.complete(base); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -193,8 +197,10 @@ func (c *Config) complete(base string) error {
 	if c.Agents != nil {
 		c.Agents.complete(base)
 	}
-	c.UpstreamCA = cmp.Or(c.UpstreamCA, c.Path("tls", "ca.crt"))
-	if !filepath.IsAbs(c.UpstreamCA) {
+	if c.Kubernetes == nil {
+		c.UpstreamCA = cmp.Or(c.UpstreamCA, c.Path("tls", "ca.crt"))
+	}
+	if c.UpstreamCA != "" && !filepath.IsAbs(c.UpstreamCA) {
 		c.UpstreamCA = filepath.Join(base, c.UpstreamCA)
 	}
 	c.KeyPublishDelay = cmp.Or(c.KeyPublishDelay, Duration(10*time.Minute))
@@ -243,7 +249,7 @@ func (k *Kubernetes) check() error {
 	case len(validation.IsDNS1123Label(ns)) > 0:
 		return fmt.Errorf("kubernetes.credentialNamespace: %q is not the name of a namespace", ns)
 	case ns == k.Namespace || ns == "kube-system" || ns == MCONamespace || slices.Contains(k.MachineNamespaces, ns):
-		return fmt.Errorf("kubernetes.credentialNamespace: %s has other Secrets; name a namespace that has none", ns)
+		return fmt.Errorf("kubernetes.credentialNamespace: %s has Secrets of others; name a namespace of its own", ns)
 	}
 	for field, names := range map[string][]string{
 		"servingSecret": {k.ServingSecret}, "caConfigMap": {k.CAConfigMap}, "userDataSecrets": k.UserDataSecrets,
@@ -317,6 +323,12 @@ func (c *Config) check() error {
 	if c.Kubernetes != nil {
 		if err := c.Kubernetes.check(); err != nil {
 			return err
+		}
+		switch {
+		case c.UpstreamCA != "":
+			return errors.New("upstreamCA is only for a verifier without a cluster; use kubernetes.caConfigMap")
+		case c.KeepEvidence > 0:
+			return errors.New("keepEvidence is only for a verifier without a cluster; remove it")
 		}
 	}
 	if grace := time.Duration(c.ProvisioningToken.Grace); grace > provisioning.MaxGrace {

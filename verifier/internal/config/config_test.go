@@ -60,6 +60,10 @@ func TestErrorsNameTheField(t *testing.T) {
 			"signatures require https://a:8/",
 		ok + "vsphere: {servers: [" + vc + ", " + vc + "]}\n": "vsphere.servers[1]: https://v/sdk is listed twice",
 		ok + "keyRotation: 10m\n":                             "twice keyPublishDelay",
+		ok + "kubernetes: {}\nupstreamCA: tls/ca.crt\n": "upstreamCA is only for a verifier without a cluster; use " +
+			"kubernetes.caConfigMap",
+		ok + "kubernetes: {}\nkeepEvidence: 1\n": "keepEvidence is only for a verifier without a cluster",
+		ok + "---\nupstream: https://a:2\n":      "a second YAML document",
 	} {
 		_, err := Load(write(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "mcs-attest.yaml") {
