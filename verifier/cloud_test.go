@@ -117,11 +117,11 @@ func spkiOf(t *testing.T, tpm *swtpmtest.TPM) (der []byte, rsa bool) {
 
 func (s *site) newAWS(files map[string][]byte) string {
 	s.aws = aws.New(aws.Options{})
-	api, err := s.aws.Serve("")
+	api, err := s.aws.Serve()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = api.Close() })
+	s.t.Cleanup(api.Close)
 	operator := s.aws.Operator()
 	s.t.Setenv("AWS_ACCESS_KEY_ID", operator.AccessKeyID)
 	s.t.Setenv("AWS_SECRET_ACCESS_KEY", operator.SecretAccessKey)
@@ -189,7 +189,7 @@ func (s *site) newGCP(files map[string][]byte) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = api.Close() })
+	s.t.Cleanup(api.Close)
 	s.t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", api.Credentials)
 	ids := map[string]uint64{}
 	s.offers = []evidence.Kind{evidence.GCPIdentity}
@@ -235,7 +235,7 @@ func (s *site) newAzure(files map[string][]byte) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = api.Close() })
+	s.t.Cleanup(api.Close)
 	s.t.Setenv("AZURE_TENANT_ID", s.azure.Tenant)
 	s.t.Setenv("AZURE_CLIENT_ID", s.azure.ClientID)
 	s.t.Setenv("AZURE_CLIENT_SECRET", s.azure.ClientSecret)

@@ -27,15 +27,11 @@ func newAWS() provider { return amazon{aws.New(aws.Options{})} }
 
 func (a amazon) section(t rig.TB, _ string) (string, map[string]string, []string) {
 	t.Helper()
-	api, err := a.cloud.Serve("")
+	api, err := a.cloud.Serve()
 	if err != nil {
 		t.Fatalf("emulated AWS: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := api.Close(); err != nil {
-			t.Logf("emulated AWS: %v", err)
-		}
-	})
+	t.Cleanup(api.Close)
 	text := fmt.Sprintf(`
 aws:
   accounts: [%q]

@@ -72,11 +72,7 @@ func (m *microsoft) section(t rig.TB, _ string) (string, map[string]string, []st
 	if err != nil {
 		t.Fatalf("emulated Azure: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := api.Close(); err != nil {
-			t.Logf("emulated Azure: %v", err)
-		}
-	})
+	t.Cleanup(api.Close)
 	text := fmt.Sprintf(`
 azure:
   subscriptions: [%s]

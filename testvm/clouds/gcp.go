@@ -33,11 +33,7 @@ func (g google) section(t rig.TB, dir string) (string, map[string]string, []stri
 	if err != nil {
 		t.Fatalf("emulated Google Cloud: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := api.Close(); err != nil {
-			t.Logf("emulated Google Cloud: %v", err)
-		}
-	})
+	t.Cleanup(api.Close)
 	ca, err := os.ReadFile(api.CAFile)
 	if err != nil {
 		t.Fatalf("emulated Google Cloud: %v", err)

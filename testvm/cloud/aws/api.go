@@ -3,24 +3,13 @@
 package aws
 
 import (
-	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"encoding/xml"
-	"errors"
 	"fmt"
 	"io"
-	"log"
-	"math/big"
-	"net"
 	"net/http"
 	"net/url"
-	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/tlsserver"
 )
 
 // API serves EC2 and STS for every region with one handler. The Version of the request selects the
@@ -212,81 +201,8 @@ func answer(w http.ResponseWriter, status int, v any) {
 	w.Write(out)
 }
 
-// Endpoint is the API over HTTPS.
-type Endpoint struct {
-	URL string
-	// CA is a PEM file with the authority of its certificate.
-	CA []byte
-
-	server *http.Server
-}
-
-// Close stops the server.
-func (e *Endpoint) Close() error { return e.server.Close() }
-
-// Serve listens with a certificate of its own authority, on 127.0.0.1 if address is empty.
-func (c *Cloud) Serve(address string) (*Endpoint, error) {
-	if address == "" {
-		address = "127.0.0.1:0"
-	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	certificate, ca, err := authority(host)
-	if err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, err
-	}
-	e := &Endpoint{URL: "https://" + l.Addr().String(), CA: ca, server: &http.Server{
-		Handler: c.API(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"h2", "http/1.1"}},
-	}}
-	go func() {
-		if err := e.server.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
-			l.Close()
-		}
-	}()
-	return e, nil
-}
-
-func authority(host string) (tls.Certificate, []byte, error) {
-	var none tls.Certificate
-	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return none, nil, err
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return none, nil, err
-	}
-	now := time.Now()
-	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated AWS"},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: host}, NotBefore: ca.NotBefore,
-		NotAfter: ca.NotAfter,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{"localhost"}}
-	if ip := net.ParseIP(host); ip != nil {
-		leaf.IPAddresses = []net.IP{ip}
-	}
-	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
-	if err != nil {
-		return none, nil, err
-	}
-	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
-	if err != nil {
-		return none, nil, err
-	}
-	var file bytes.Buffer
-	err = pem.Encode(&file, &pem.Block{Type: "CERTIFICATE", Bytes: caDER})
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file.Bytes(), err
-}
+// Serve starts the API on a free port of the loopback interface.
+func (c *Cloud) Serve() (*tlsserver.Server, error) { return tlsserver.Start(c.API()) }
 
 func requestID() string {
 	b := random(16)

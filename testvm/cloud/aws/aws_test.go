@@ -37,11 +37,11 @@ func metadata(t *testing.T, c *aws.Cloud, id string) *imds.Client {
 }
 
 func api(t *testing.T, c *aws.Cloud) (string, *http.Client) {
-	e, err := c.Serve("")
+	e, err := c.Serve()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { e.Close() })
+	t.Cleanup(e.Close)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(e.CA)
 	return e.URL, &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots},

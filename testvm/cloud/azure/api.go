@@ -3,19 +3,13 @@
 package azure
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/subtle"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"math/big"
-	"net"
 	"net/http"
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/tlsserver"
 )
 
 // API returns what a verifier calls: the login endpoint (OpenID metadata, keys, tokens for client
@@ -145,46 +139,5 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// Server is a cloud's API over HTTPS.
-type Server struct {
-	URL  string
-	CA   []byte // PEM
-	http *http.Server
-}
-
-// Serve starts the API on a free port of the loopback interface, with its own certificate.
-func (c *Cloud) Serve() (*Server, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated Azure API"}, IsCA: true,
-		BasicConstraintsValid: true,
-		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 0, 7),
-		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, err
-	}
-	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{URL: "https://" + listener.Addr().String(), CA: encode("", certificate),
-		http: &http.Server{Handler: c.API(), ReadHeaderTimeout: 10 * time.Second}}
-	go func() { _ = s.http.Serve(listener) }() // Close ends it
-	return s, nil
-}
-
-// Close stops the server.
-func (s *Server) Close() error { return s.http.Close() }
+// Serve starts the API on a free port of the loopback interface.
+func (c *Cloud) Serve() (*tlsserver.Server, error) { return tlsserver.Start(c.API()) }

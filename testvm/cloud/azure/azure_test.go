@@ -175,7 +175,7 @@ func TestServe_AnswersOverHTTPS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close() })
+	t.Cleanup(s.Close)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(s.CA)
 	transport := http.DefaultTransport.(*http.Transport).Clone()

@@ -28,6 +28,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	emulated "github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/tlsserver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/aws"
@@ -91,7 +92,7 @@ func spki(t testing.TB, key crypto.PublicKey) []byte {
 type fixture struct {
 	t        testing.TB
 	cloud    *emulated.Cloud
-	endpoint *emulated.Endpoint
+	endpoint *tlsserver.Server
 	config   config.AWS
 	options  outbound.Options
 	provider *aws.Provider
@@ -105,10 +106,10 @@ func newFixture(t testing.TB) *fixture {
 	w := &fixture{t: t, cloud: emulated.New(emulated.Options{}), now: time.Now(),
 		binding: evidence.Binding{Transcript: [32]byte{7}}}
 	var err error
-	if w.endpoint, err = w.cloud.Serve(""); err != nil {
+	if w.endpoint, err = w.cloud.Serve(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { w.endpoint.Close() })
+	t.Cleanup(w.endpoint.Close)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(ca, w.endpoint.CA, 0o600); err != nil {
 		t.Fatal(err)

@@ -61,7 +61,7 @@ func newFixture(t *testing.T, change ...func(*gcp.KeysOptions)) *fixture {
 	if w.api, err = w.cloud.Serve(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = w.api.Close() })
+	t.Cleanup(w.api.Close)
 	o := gcp.KeysOptions{
 		Endpoint: config.Endpoint{URL: w.api.KeysURL, CA: w.api.CAFile}, Caller: w.caller(), Now: w.clock.Now,
 		State: func(keys int, fresh time.Time, err error) {
