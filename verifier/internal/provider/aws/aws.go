@@ -54,6 +54,8 @@ const (
 	keepInstance = 2 * time.Second
 	// keepEK is the time for which the EK of an instance is cached.
 	keepEK = 12 * time.Hour
+	// keepCredentials is the time for which static credentials are cached.
+	keepCredentials = 5 * time.Minute
 )
 
 // Provider queries AWS.
@@ -93,6 +95,7 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("aws: %w", err)
 	}
+	base.Credentials = credentials(c.Regions[0])
 	for _, r := range c.Regions {
 		p.regions[r] = ec2.NewFromConfig(base, func(o *ec2.Options) {
 			o.Region, o.HTTPClient = r, asker
@@ -104,6 +107,22 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 		})
 	}
 	return p, nil
+}
+
+// credentials returns the credentials of the SDK, looked up again when they expire. The SDK reads static
+// ones only once; here they expire too, because an administrator may replace them.
+func credentials(region string) sdk.CredentialsProvider {
+	return sdk.NewCredentialsCache(sdk.CredentialsProviderFunc(func(ctx context.Context) (sdk.Credentials, error) {
+		base, err := sdkconfig.LoadDefaultConfig(ctx, sdkconfig.WithRegion(region))
+		if err != nil {
+			return sdk.Credentials{}, err
+		}
+		found, err := base.Credentials.Retrieve(ctx)
+		if !found.CanExpire {
+			found.CanExpire, found.Expires = true, time.Now().Add(keepCredentials)
+		}
+		return found, err
+	}))
 }
 
 // Describer returns the access to EC2's instances, or nil if EC2 must not be queried.

@@ -60,7 +60,6 @@ type Directory struct {
 	exchange context.Context // for the token library; contains its client
 
 	mu      sync.Mutex // never held during a call
-	source  oauth2.TokenSource
 	token   *oauth2.Token
 	renewal *renewal // the active one
 }
@@ -74,8 +73,8 @@ type renewal struct {
 
 var _ tpm2.Directory = (*Directory)(nil)
 
-// NewDirectory returns a directory for instances of some projects. Credentials are looked up at the
-// first query, so a cluster whose policies need no TPM of Google needs none.
+// NewDirectory returns a directory for instances of some projects. Credentials are looked up for each
+// access token, the first at the first query, so a cluster whose policies need no TPM of Google needs none.
 func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.Caller) (*Directory, error) {
 	client, err := outbound.NewClient(endpoint.CA, maxAnswer)
 	if err != nil {
@@ -234,27 +233,19 @@ func (d *Directory) authorized(ctx context.Context) (*oauth2.Token, error) {
 	}
 }
 
-// renew gets a token. It never runs concurrently. A failure is not cached, because what is missing may
-// appear later.
+// renew gets a token. It never runs concurrently. It looks up the credentials again each time, because
+// an administrator may have replaced them. A failure is not cached, because what is missing may appear
+// later.
 func (d *Directory) renew(r *renewal) {
-	d.mu.Lock()
-	source := d.source
-	d.mu.Unlock()
-	if source == nil {
-		found, err := google.FindDefaultCredentials(d.exchange, readonly)
-		if err != nil {
-			r.err = fmt.Errorf("credentials: %w", err)
-		} else {
-			source = found.TokenSource
-		}
+	found, err := google.FindDefaultCredentials(d.exchange, readonly)
+	if err == nil {
+		r.token, err = found.TokenSource.Token()
 	}
-	if source != nil {
-		if r.token, r.err = source.Token(); r.err != nil {
-			r.err = fmt.Errorf("credentials: %w", r.err)
-		}
+	if err != nil {
+		r.err = fmt.Errorf("credentials: %w", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.source, d.token, d.renewal = source, r.token, nil
+	d.token, d.renewal = r.token, nil
 	close(r.done)
 }

@@ -4,9 +4,13 @@ package gcp_test
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -109,5 +113,44 @@ func TestFailedTokenExchange_IsRetried(t *testing.T) {
 	}
 	if n := calls.Load(); n != 2 {
 		t.Errorf("%d exchanges", n)
+	}
+}
+
+// An administrator who rotates a key replaces the file and deletes the old key.
+func TestRotatedKey_IsReadWithoutARestart(t *testing.T) {
+	var valid atomic.Value
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header, _, _ := strings.Cut(r.PostFormValue("assertion"), ".")
+		raw, err := base64.RawURLEncoding.DecodeString(header)
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil || !strings.Contains(string(raw), valid.Load().(string)) {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		_, _ = w.Write([]byte(`{"access_token":"a-token","token_type":"Bearer","expires_in":5}`)) // no longer valid
+	}))
+	t.Cleanup(server.Close)
+	d, err := gcp.NewDirectory([]string{"demo-1"}, config.Endpoint{CA: useAccount(t, server, "")}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.Getenv("GOOGLE_APPLICATION_CREDENTIALS")
+	for _, id := range []string{"the-old-key", "the-new-key"} {
+		raw, err := os.ReadFile(file)
+		account := map[string]any{}
+		if err = errors.Join(err, json.Unmarshal(raw, &account)); err != nil {
+			t.Fatal(err)
+		}
+		account["private_key_id"] = id
+		if raw, err = json.Marshal(account); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		valid.Store(id)
+		if _, err := d.Authorized(t.Context()); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
 	}
 }
