@@ -19,8 +19,8 @@
 // publish it. So no client ever has a credential that no record names, and a crash leaves only
 // credentials that no client has.
 //
-// A published credential is a Secret named by the UID of the machine, in a namespace that has no other
-// Secrets. It names the attestation token whose bearer may receive the credential.
+// A published credential is a Secret named by the UID of the machine, in a namespace of its own, which has other
+// Secrets only if the platform adds them. It names the attestation token whose bearer may receive the credential.
 //
 // Every failure is reason CredentialUnavailable, which is temporary: a config that should have the
 // credential of its machine is never served with the shared one.

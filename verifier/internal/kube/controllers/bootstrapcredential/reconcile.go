@@ -14,6 +14,7 @@ import (
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -146,11 +147,13 @@ func (r *Reconciler) all() (all []reconcile.Request) {
 }
 
 // SetupWithManager adds the controller to a manager. The controller has its own cache, for one
-// namespace and without the contents of Secrets.
+// namespace and without the contents of Secrets. It has only Secrets of its own type: OpenShift creates others in each
+// namespace, and again after a deletion.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	published, err := cache.New(m.GetConfig(), cache.Options{
 		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
 		DefaultNamespaces:        map[string]cache.Config{r.o.Issuer.Namespace: {}},
+		DefaultFieldSelector:     fields.OneTermEqualSelector("type", string(credential.SecretType)),
 		DefaultWatchErrorHandler: r.watchFailed,
 	})
 	if err != nil {

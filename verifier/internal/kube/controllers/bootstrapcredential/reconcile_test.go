@@ -588,6 +588,11 @@ func TestManager_PublishesForObservedMachines(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	early := s.attested()
 	s.controller.Observe(early, "t1") // before the manager starts
+	// As OpenShift does for each service account of each namespace, and again after each deletion.
+	foreign, err := s.admin.CoreV1().Secrets(s.published).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "default-dockercfg-x7k2p"}, Type: corev1.SecretTypeDockercfg,
+		Data: map[string][]byte{corev1.DockerConfigKey: []byte("{}")}}, metav1.CreateOptions{})
+	s.ok(err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -629,6 +634,9 @@ func TestManager_PublishesForObservedMachines(t *testing.T) {
 	s.change(uids[0], func(r *v1alpha1.MachineAttestation) { r.Status.Phase, r.Status.Token = v1alpha1.PhaseJoined, nil })
 	s.controller.Observe(uids[0], "")
 	until("joined", func() bool { return s.secret(uids[0]) == nil })
+	if s.secret(foreign.Name) == nil {
+		t.Error("the controller deleted a Secret of another type")
+	}
 }
 
 // A replica that does not lead waits for the one that does, and then acts.
