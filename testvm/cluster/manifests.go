@@ -15,13 +15,14 @@ import (
 	// go.mod.
 	_ "github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests"
+	_ "github.com/openshift/api/operator/v1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/security/v1/zz_generated.crd-manifests"
 )
 
 // standardCRDs lists the CRDs of a standard OpenShift cluster by package.
 var standardCRDs = map[string][]string{
-	"github.com/openshift/api/config/v1/zz_generated.crd-manifests": {
-		"0000_10_config-operator_01_authentications-Default.crd.yaml",
+	"github.com/openshift/api/operator/v1/zz_generated.crd-manifests": {
+		"0000_20_kube-apiserver_01_kubeapiservers-Default.crd.yaml",
 	},
 	"github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests": {
 		"0000_10_machine-api_01_machines-Default.crd.yaml",
@@ -77,7 +78,7 @@ func (m manifestModule) dir() (string, error) {
 }
 
 // InstallOpenShift installs the API of an OpenShift cluster: Machines, MachineConfigs,
-// MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the Authentication, the
+// MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the KubeAPIServer, the
 // Prometheus operator's resources, and the relevant namespaces.
 func (c *Cluster) InstallOpenShift(t TB) {
 	t.Helper()
@@ -98,7 +99,8 @@ func (c *Cluster) InstallOpenShift(t TB) {
 		fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", name)
 	}
 	namespaces.WriteString(
-		"---\napiVersion: config.openshift.io/v1\nkind: Authentication\nmetadata: {name: cluster}\nspec: {}\n")
+		"---\napiVersion: operator.openshift.io/v1\nkind: KubeAPIServer\nmetadata: {name: cluster}\n" +
+			"spec: {managementState: Managed}\n")
 	c.KubectlApply(t, namespaces.String())
 }
 

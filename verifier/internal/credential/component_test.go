@@ -284,10 +284,13 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	if err := forAudience("https://kubernetes.default.svc")(ctx); err != nil {
 		t.Errorf("a token for the API server: %v", err)
 	}
-	w.c.Kubectl(t, "patch", "authentications.config.openshift.io", "cluster", "--type=merge", "-p",
-		`{"spec":{"serviceAccountIssuer":"`+issuer+`"}}`)
+	// After a change of the issuer, the API server's own audiences are those of both for a day.
+	const former = "https://issuer.example.com/former"
+	w.c.Kubectl(t, "patch", "kubeapiservers.operator.openshift.io", "cluster", "--subresource=status", "--type=merge",
+		"-p", `{"status":{"serviceAccountIssuers":[{"name":"`+issuer+`"},{"name":"`+former+
+			`","expirationTime":"2100-01-01T00:00:00Z"}]}}`)
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		err := forAudience(issuer)(ctx)
+		err := forAudience(issuer, former)(ctx)
 		if err == nil {
 			break
 		}
