@@ -561,6 +561,8 @@ func TestRevoke_DeletesEachSecretOfTheMachineOnce(t *testing.T) {
 			of(token, "secret-2")}, []string{published, token + " if secret-2"}, 0},
 		"a bootstrap token by its id": {config.BootstrapToken, []v1alpha1.CredentialStatus{id("system:bootstrap:abcdef")},
 			[]string{published, token}, 0},
+		"a bootstrap token by its id, with accounts": {config.ServiceAccountToken,
+			[]v1alpha1.CredentialStatus{id("system:bootstrap:abcdef")}, []string{published, account}, 0},
 		"the tokens of an account before": {config.BootstrapToken, []v1alpha1.CredentialStatus{of(account, "secret-1")},
 			[]string{published, account}, 0},
 		"ids that are none": {config.BootstrapToken, []v1alpha1.CredentialStatus{id(""), id("abcdef"), id("JTI=abcdef"),

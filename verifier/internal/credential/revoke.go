@@ -23,7 +23,8 @@ import (
 // stays valid, because certificates cannot be revoked.
 //
 // If a record names a Secret that is not of this package, that Secret is not deleted: an account that
-// may write records must not be able to delete Secrets.
+// may write records must not be able to delete Secrets. It can name the id of another machine's bootstrap token, where
+// these are in use; the component's admission policy permits no deletion of other tokens.
 func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error {
 	if uid == "" || record.IsBreakGlass(uid) {
 		return nil
@@ -52,7 +53,8 @@ func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.Credenti
 		case c.Secret == "":
 			// The id of a bootstrap token, which may be all that is left of a record, is in its
 			// Secret's name.
-			if id, ok := strings.CutPrefix(c.ID, bootstrapUser); ok && bootstrapID.MatchString(id) {
+			id, ok := strings.CutPrefix(c.ID, bootstrapUser)
+			if ok && i.Config.Kind == config.BootstrapToken && bootstrapID.MatchString(id) {
 				remove(bootstrapNamespace+"/"+bootstrapPrefix+id, "")
 			}
 		case name == SecretPrefix+uid:
