@@ -176,11 +176,13 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	}
 	if o.Lease != nil {
-		leases, err := coordinationv1.NewForConfig(c)
+		duration := cmp.Or(o.Lease.Duration, 30*time.Second)
+		election := rest.CopyConfig(c)
+		election.Timeout = duration / 3 // one request without an answer must not use up the time to renew
+		leases, err := coordinationv1.NewForConfig(election)
 		if err != nil {
 			return nil, fmt.Errorf("controller manager: %w", err)
 		}
-		duration := cmp.Or(o.Lease.Duration, 30*time.Second)
 		options.LeaderElection, options.LeaderElectionReleaseOnCancel = true, true
 		options.LeaderElectionID, options.LeaderElectionNamespace = LeaseName, o.Lease.Namespace
 		options.LeaseDuration, options.RenewDeadline = ptr.To(duration), ptr.To(duration*2/3)

@@ -5,10 +5,17 @@ package kube
 import (
 	"context"
 	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
@@ -70,4 +77,37 @@ func TestManager_KeepsWhichRunnablesNeedTheLease(t *testing.T) {
 	if !elected.NeedLeaderElection() || other.NeedLeaderElection() {
 		t.Error("it differs from controller-runtime")
 	}
+}
+
+// silent is an API server that never answers the first request, and has a Lease without a holder.
+type silent struct{ requests atomic.Int32 }
+
+func (s *silent) RoundTrip(r *http.Request) (*http.Response, error) {
+	if s.requests.Add(1) == 1 {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(`{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":` +
+			`{"name":"mcs-attest-verifier"}}`))}, nil
+}
+
+func TestManager_LeadsAlthoughARequestGetsNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := NewManager(&rest.Config{Host: "https://api.test", Transport: new(silent)},
+			Options{Log: slog.New(slog.DiscardHandler), Lease: &Lease{Namespace: "mcs-attest", Identity: "a"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = m.Start(ctx) })
+		select {
+		case <-m.Elected():
+		case <-time.After(time.Minute):
+			t.Error("it does not lead after a minute")
+		}
+		cancel()
+		wg.Wait()
+	})
 }
