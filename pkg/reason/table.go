@@ -231,8 +231,9 @@ var table = map[Code]Info{
 		"Correct the path in the pointer config, or the Machine's role."),
 	IdentityConflict: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "IdentityConflict",
 		"The Machine is already bound to another identity.",
-		"If the TPM was replaced, enroll the new one with 'mcs-attest-verifier enroll --replace'. If it was "+
-			"cleared or restored, run 'mcs-attest-verifier reattest'. Otherwise another host claims to be this Machine."),
+		"If the TPM was replaced, delete the Machine in the cluster; without a cluster, or for a stand-in, run "+
+			"'mcs-attest-verifier enroll --replace'. If it was cleared or restored, run 'mcs-attest-verifier reattest'. "+
+			"Otherwise another host claims to be this Machine."),
 	Quarantined: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "Quarantined",
 		"An administrator quarantined the Machine.",
 		"Set spec.quarantined of its MachineAttestation to false."),
