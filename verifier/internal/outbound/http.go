@@ -46,7 +46,9 @@ func NewClientOf(roots *x509.CertPool, limit int64) *http.Client {
 			MaxIdleConnsPerHost:    8,
 			IdleConnTimeout:        90 * time.Second,
 			ForceAttemptHTTP2:      true,
-			DisableCompression:     true, // the limit applies to the bytes that are read
+			// Within a call, so that the next one does not use a dead connection again.
+			HTTP2:              &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 3 * time.Second},
+			DisableCompression: true, // the limit applies to the bytes that are read
 		}, limit),
 	}
 }
