@@ -3,16 +3,13 @@
 package door
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -56,21 +53,11 @@ func listen(t *testing.T, at netip.AddrPort) net.Listener {
 // serveAt serves with TLS.
 func serveAt(t *testing.T, at netip.AddrPort, handler http.HandlerFunc) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := tls.NewListener(listen(t, at), &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12,
-	})
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-	go server.Serve(l) // it ends when the test closes it
-	t.Cleanup(func() { server.Close() })
+	server := httptest.NewUnstartedServer(handler)
+	server.Listener.Close()
+	server.Listener = listen(t, at)
+	server.StartTLS()
+	t.Cleanup(server.Close)
 }
 
 // gate answers as the gate does, and everything but a check with 404.
