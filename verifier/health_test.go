@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
@@ -129,6 +131,23 @@ func TestReadinessFollowsTheUpstream(t *testing.T) {
 	u.status.Store(http.StatusInternalServerError)
 	s.eventuallyReady(t, false)
 	u.status.Store(http.StatusNotFound) // a server without /healthz answers
+	s.eventuallyReady(t, true)
+}
+
+func TestUpstreamCA_IsReadAgain(t *testing.T) {
+	u := newUpstream(t)
+	right, err := os.ReadFile(u.ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := pki.NewCA("foreign", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveFolder(t, u.settings())
+	put(t, filepath.Dir(u.ca), "ca.crt", foreign.Certificate)
+	s.eventuallyReady(t, false)
+	put(t, filepath.Dir(u.ca), "ca.crt", right)
 	s.eventuallyReady(t, true)
 }
 

@@ -39,8 +39,9 @@ type Backend interface {
 	Configs(preApproved bool) *gate.Source
 	// Authorities returns the CAs that pointer configs name, in PEM. The error is temporary.
 	Authorities() ([]byte, error)
-	// UpstreamRoots returns a function that returns the current CAs of the upstream.
-	UpstreamRoots() (func() *x509.CertPool, error)
+	// UpstreamRoots returns the current CAs of the upstream, or nil if they have not been read. Each call returns the
+	// same pool until they change.
+	UpstreamRoots() *x509.CertPool
 	// Credentials returns the source of the machines' own bootstrap credentials, or nil if configs keep
 	// the shared one.
 	Credentials() Credentials

@@ -25,14 +25,10 @@ func (s *Server) upstream(ctx context.Context) (http.Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("upstream: %w", err)
 	}
-	roots, err := s.UpstreamRoots()
-	if err != nil {
-		return nil, err
-	}
 	if s.Transport != nil {
 		return s.proxy(ctx, target, s.Transport), nil
 	}
-	return s.proxy(ctx, target, &trusting{make: s.toUpstream, roots: roots}), nil
+	return s.proxy(ctx, target, &trusting{make: s.toUpstream, roots: s.UpstreamRoots}), nil
 }
 
 // proxy forwards to the upstream. It probes the upstream until Close, or until ctx ends.
@@ -53,8 +49,8 @@ func (s *Server) toUpstream(roots *x509.CertPool) *http.Transport {
 	}
 }
 
-// trusting is a transport to the Machine Config Server that trusts the current content of the cluster's
-// CA bundle. So a rotation during a boot does not fail a node.
+// trusting is a transport to the Machine Config Server that trusts the upstream's current CAs. So a
+// rotation during a boot does not fail a node.
 type trusting struct {
 	make    func(roots *x509.CertPool) *http.Transport
 	roots   func() *x509.CertPool

@@ -44,9 +44,11 @@ type Backend struct {
 	records *store.Store
 	Keeper  *Keeper
 	serving *reload.Value[*tls.Certificate]
-	Tokens  *reload.Value[token.KeySet]
-	Seals   *reload.Value[seal.Ring]
-	Shared  *provisioningFile
+	// upstreamCA is nil without an upstream.
+	upstreamCA *reload.Value[*x509.CertPool]
+	Tokens     *reload.Value[token.KeySet]
+	Seals      *reload.Value[seal.Ring]
+	Shared     *provisioningFile
 	// rendered has the configs that are rendered from Data/machineconfigs.
 	rendered *machineconfigs.Folder
 	// created describes a database that is new although machines are enrolled.
@@ -74,6 +76,11 @@ func New(s *backend.Parts) (*Backend, error) {
 	if b.Seals, err = reload.New(parseSeals, c.Path("keys", keys.SealFile)); err != nil {
 		return nil, keyHint(err)
 	}
+	if c.Upstream != "" {
+		if b.upstreamCA, err = reload.New(parseRoots, c.UpstreamCA); err != nil {
+			return nil, hint.New(fmt.Errorf("read the upstream's CA: %w", err), "set upstreamCA")
+		}
+	}
 	b.Shared = newProvisioningFile(c, s.Log, s.Now)
 	b.rendered = machineconfigs.Open(c.Path("machineconfigs"),
 		poolconfig.Options{Log: s.Log, Now: s.Now, Allow: c.Render.PreApprovedAllows})
@@ -97,6 +104,14 @@ func New(s *backend.Parts) (*Backend, error) {
 	b.reportShadowed(b.Files.Snapshot())
 	b.reportProblems()
 	return b, nil
+}
+
+func parseRoots(contents [][]byte) (*x509.CertPool, error) {
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(contents[0]) {
+		return nil, errors.New("the file has no certificate")
+	}
+	return roots, nil
 }
 
 // View implements backend.Backend.
@@ -179,18 +194,7 @@ func (b *Backend) ProtectMetrics(h http.Handler) http.Handler { return h }
 func (b *Backend) ProtectPage(string, http.Handler) http.Handler { return nil }
 
 // UpstreamRoots implements backend.Backend.
-func (b *Backend) UpstreamRoots() (func() *x509.CertPool, error) {
-	file := b.parts.Config.UpstreamCA
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return nil, hint.New(fmt.Errorf("read the upstream's CA: %w", err), "set upstreamCA")
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s has no certificate", file)
-	}
-	return func() *x509.CertPool { return roots }, nil
-}
+func (b *Backend) UpstreamRoots() *x509.CertPool { return b.upstreamCA.Load() }
 
 // Authorities implements backend.Backend. It reads the file that the commands 'certs' renew.
 func (b *Backend) Authorities() ([]byte, error) {
@@ -249,6 +253,11 @@ func (b *Backend) watch(ctx context.Context) {
 			b.reloaded("serving certificate", changed, err)
 		})
 	})
+	if b.upstreamCA != nil {
+		wg.Go(func() {
+			b.upstreamCA.Watch(ctx, func(changed bool, err error) { b.reloaded("upstream's CA", changed, err) })
+		})
+	}
 	wg.Go(func() { b.Tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
 	wg.Go(func() { b.Seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
 	wg.Go(func() {

@@ -158,7 +158,7 @@ func (b *Front) Configs(preApproved bool) *gate.Source {
 }
 
 // UpstreamRoots implements backend.Backend.
-func (b *Front) UpstreamRoots() (func() *x509.CertPool, error) { return b.inventory.UpstreamCAs, nil }
+func (b *Front) UpstreamRoots() *x509.CertPool { return b.inventory.UpstreamCAs() }
 
 // Authorities implements backend.Backend.
 func (b *Front) Authorities() ([]byte, error) { return b.inventory.Authorities() }
