@@ -383,8 +383,8 @@ func TestSecureBootCountsATextInPCR4AsNoApplication(t *testing.T) {
 		})
 		if isText {
 			fails(t, b, reason.MeasuredBoot, "PCR 4: expected a boot application")
-		} else if r := passes(t, b); len(r.Applications) != 1 {
-			t.Errorf("%q: got %+v", text, r)
+		} else {
+			fails(t, b, reason.MeasuredBoot, "an image of ovmf-secureboot-uki")
 		}
 	}
 }
@@ -713,26 +713,76 @@ func TestAttack_T33_AlteredCommandLine(t *testing.T) {
 
 func TestAttack_T33_AnotherSignedBootLoader(t *testing.T) {
 	passes(t, captured(t, eventlogtest.SecureBootUKI))
-	// Signed by a key in db, with Secure Boot on, but not the image: PCR 11 is zero.
-	raw := testdata.Rhel8EventLog
-	b := boot{measuredboot.SecureBoot, eventlog.SHA256,
-		eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...), raw,
-		[]measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}}
-	fails(t, b, reason.MeasuredBoot, "PCR 11", "the image is a UKI", "seen zeros")
-	// systemd-boot before the UKI extends PCR 12, whose value must then be a reference value.
-	b = captured(t, eventlogtest.SecureBootSDBoot)
+	_, public := eventlogtest.Split(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log)
+	for name, raw := range map[string][]byte{
+		"RHEL 8": testdata.Rhel8EventLog, "Debian": eventlogtest.Load(t, eventlogtest.ShimGRUB).Log,
+	} {
+		// Signed by a key in db, with Secure Boot on, but not the image: PCR 11 is zero.
+		b := boot{measuredboot.SecureBoot, eventlog.SHA256,
+			eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...), raw,
+			[]measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}}
+		fails(t, b, reason.MeasuredBoot, "PCR 11", "the image is a UKI", "seen zeros")
+		// Its initramfs extends PCR 11 with the public digests of the UKI, and also PCR 4.
+		extended := func(pcrs ...uint32) boot {
+			return b.happened(t, func(e events) events {
+				for _, x := range public {
+					if slices.Contains(pcrs, x.PCR) && (x.PCR != 4 || x.Type == eventlog.EFIBootServicesApplication) {
+						e = append(e, x)
+					}
+				}
+				return e
+			})
+		}
+		for _, pretended := range []boot{extended(11), extended(4, 11)} {
+			if f := fails(t, pretended, reason.MeasuredBoot, "an image of ovmf-secureboot-uki"); f.PCR != 4 || f.Index < 0 {
+				t.Errorf("%s: %+v", name, f)
+			}
+		}
+	}
+}
+
+// A loader before the UKI must be one of the document. systemd-boot also extends PCR 12.
+func TestAttack_T33_ALoaderBeforeTheUKI(t *testing.T) {
+	b := captured(t, eventlogtest.SecureBootSDBoot)
 	if f := fails(t, b, reason.MeasuredBoot); f.PCR != 12 {
 		t.Errorf("got %+v", f)
 	}
-	b.refs[0].PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
+	b.refs = []measuredboot.ReferenceValues{withSDBoot(t, b)}
 	passes(t, b)
+	refs := b.refs[0].Applications
+	for missing, f := range map[string]string{
+		"uki":          "an image of ovmf-secureboot-uki",
+		"systemd-boot": "an image of ovmf-secureboot-uki",
+	} {
+		b.refs[0].Applications = slices.DeleteFunc(slices.Clone(refs),
+			func(c measuredboot.Component) bool { return c.Name == missing })
+		if f := fails(t, b, reason.MeasuredBoot, f); f.PCR != 4 {
+			t.Errorf("without %s: %+v", missing, f)
+		}
+	}
+	b.refs[0].Applications = append(refs, measuredboot.Component{Name: "shim", Digests: refs[1].Digests})
+	fails(t, b, reason.MeasuredBoot, `an image of ovmf-secureboot-uki, "shim", seen none`)
+}
+
+// withSDBoot returns the reference values of the UKI that the captured systemd-boot started.
+func withSDBoot(t testing.TB, b boot) measuredboot.ReferenceValues {
+	t.Helper()
+	refs := references(t, eventlogtest.SecureBootUKI)
+	refs.PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
+	log, err := eventlog.Parse(b.log, b.bank)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, e := eventlogtest.Split(t, b.log)
+	loader := log.Events[find(t, e, 4, "BOOTX64.EFI")]
+	refs.Applications = append(refs.Applications,
+		measuredboot.Component{Name: "systemd-boot", Digests: measuredboot.Digests{SHA256: loader.Digest}})
+	return refs
 }
 
 func TestAttack_T33_TheValuesMustBeOfOneImage(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootSDBoot)
-	first, second := references(t, eventlogtest.SecureBootUKI), references(t, eventlogtest.SecureBootUKI)
-	second.PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
-	b.refs = []measuredboot.ReferenceValues{first, second}
+	b.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI), withSDBoot(t, b)}
 	passes(t, b)
 	b.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}
 	other := references(t, eventlogtest.SecureBootUKICapped)

@@ -44,12 +44,12 @@ type ReferenceValues struct {
 	PCR12 []Digests `json:"pcr12,omitempty"`
 	PCR13 []Digests `json:"pcr13,omitempty"`
 
-	// Applications, Files, Commands, CommandLines and MOK are for profile release. Components with the
-	// same name are alternatives, for example two versions of shim during an update. One of each name
-	// must be measured.
+	// Applications, Files, Commands, CommandLines and MOK are for profile release. With PCR11,
+	// profile secure-boot also needs the applications. Components with the same name are
+	// alternatives, for example two versions of shim during an update. One of each name must be measured.
 	//
 	// Applications are the Authenticode digests of the started images (PCR 4): shim, GRUB, kernel,
-	// or the UKI.
+	// or the UKI and the loaders before it.
 	Applications []Component `json:"applications,omitempty"`
 
 	// Files are what the boot loader reads before the kernel (PCR 9): its configuration. Loads are the
@@ -269,7 +269,7 @@ func fits(bank uint16, list []Digests, value []byte) bool {
 
 // phase11 returns the phase for which the document has this value of PCR 11.
 func (r *ReferenceValues) phase11(bank uint16, value []byte) (phase string, ok bool) {
-	if len(r.PCR11) == 0 {
+	if !r.ofUKI() {
 		return "", isZero(value)
 	}
 	for _, v := range r.PCR11 {

@@ -37,15 +37,10 @@ func release(b *boot) *Finding {
 // matches compares every event of PCRs 4, 8, 9 and 14 with one document. It also returns the number of
 // events before the finding.
 func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
-	ofUKI := len(r.PCR11) > 0
-	if !ofUKI && (len(r.CommandLines) == 0 || len(r.Loads) == 0) {
+	if !r.ofUKI() && (len(r.CommandLines) == 0 || len(r.Loads) == 0) {
 		return onPCR(8, "a command line and loads in "+r.Metadata.Name, "none, so the document is not for profile release"), 0
 	}
-	images := &componentList{what: "an image", known: r.Applications}
-	if ofUKI {
-		// The UKI is started as one image. A kernel that the firmware starts has an initramfs of its own.
-		images.known = slices.DeleteFunc(slices.Clone(r.Applications), func(c Component) bool { return c.Name == linux })
-	}
+	images := r.images()
 	owners := &componentList{what: "a MOK list", known: r.MOK, once: true}
 	script := &grubScript{refs: r}
 	stub, finding := b.stubEvents(r)
@@ -62,7 +57,7 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 			f = images.admit(b.bank, e, r)
 		case e.PCR == 8:
 			f = script.admit(b.bank, e)
-		case e.PCR == 9 && !ofUKI && files.left > 0:
+		case e.PCR == 9 && !r.ofUKI() && files.left > 0:
 			f = files.admit(b.bank, e, r)
 		case e.PCR == 14:
 			f = owners.admit(b.bank, e, r)
@@ -72,20 +67,14 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 		}
 	}
 	all := len(b.log.Events)
-	absent := func(pcr int, l *componentList) *Finding {
-		if name := l.missing(); name != "" {
-			return onPCR(pcr, fmt.Sprintf("%s of %s, %s", l.what, r.Metadata.Name, quoted(name)), "none")
-		}
-		return nil
-	}
-	if f := cmp.Or(absent(4, images), absent(14, owners)); f != nil || ofUKI {
+	if f := cmp.Or(images.absent(4, r), owners.absent(14, r)); f != nil || r.ofUKI() {
 		return f, all
 	}
 	if n := left; n < len(r.Loads) {
 		return onPCR(9, fmt.Sprintf("the %d files that %s loads", len(r.Loads), r.Metadata.Name),
 			fmt.Sprintf("%d files", n)), all
 	}
-	return cmp.Or(absent(9, &files.componentList), script.end(), finding), all
+	return cmp.Or(files.absent(9, r), script.end(), finding), all
 }
 
 // count returns the number of events of a PCR.
@@ -97,6 +86,18 @@ func (b *boot) count(pcr int) (n int) {
 	}
 	return n
 }
+
+// images are what PCR 4 may contain. A UKI is started as one image: a kernel in it that the firmware
+// starts has an initramfs of its own.
+func (r *ReferenceValues) images() *componentList {
+	l := &componentList{what: "an image", known: r.Applications}
+	if r.ofUKI() {
+		l.known = slices.DeleteFunc(slices.Clone(l.known), func(c Component) bool { return c.Name == linux })
+	}
+	return l
+}
+
+func (r *ReferenceValues) ofUKI() bool { return len(r.PCR11) > 0 }
 
 // componentList is what one PCR may contain: components with the same name are alternatives, and one
 // of each name is required.
@@ -121,13 +122,14 @@ func (l *componentList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues
 	return onEvent(e, fmt.Sprintf("%s of %s", l.what, r.Metadata.Name), label(e)+hexValue(e.Digest))
 }
 
-func (l *componentList) missing() string {
+// absent returns a finding for the first name of which no component was admitted.
+func (l *componentList) absent(pcr int, r *ReferenceValues) *Finding {
 	for _, c := range l.known {
 		if !l.seen[c.Name] && !c.Optional {
-			return c.Name
+			return onPCR(pcr, fmt.Sprintf("%s of %s, %s", l.what, r.Metadata.Name, quoted(c.Name)), "none")
 		}
 	}
-	return ""
+	return nil
 }
 
 // fileList is what PCR 9 may contain: files in any order, and at the end the kernel and its initramfs
@@ -349,7 +351,7 @@ func (r *ReferenceValues) validateGRUB() error {
 			}
 		}
 	}
-	if len(r.PCR11) > 0 && len(r.Loads) > 0 {
+	if r.ofUKI() && len(r.Loads) > 0 {
 		return fmt.Errorf("loads: a UKI (pcr11) loads no kernel from a file")
 	}
 	return nil

@@ -4,6 +4,7 @@ package measuredboot
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -290,29 +291,40 @@ func (b *boot) isMessage(e *eventlog.Event) bool {
 }
 
 // image requires that PCRs 11, 12 and 13 together match one document of reference values. Without
-// documents, all three must be zero.
+// documents, all three must be zero. If the document is of a UKI, PCR 4 must match it, too: any
+// program that was started can extend PCR 11 with the digests of a UKI.
 func image(b *boot) *Finding {
 	var closest *ReferenceValues
+	var another *Finding // in PCR 4
 	for i := range b.refs {
 		r := &b.refs[i]
 		phase, ok := r.phase11(b.bank, b.quoted[11])
 		if !ok {
 			continue
 		}
-		if fits(b.bank, r.PCR12, b.quoted[12]) && fits(b.bank, r.PCR13, b.quoted[13]) {
-			if len(b.images) == 0 {
-				b.result.Image, b.result.Phase = r.Metadata.Name, phase
-			}
-			b.images = append(b.images, r)
-		}
 		if closest == nil {
 			closest = r
 		}
+		if !fits(b.bank, r.PCR12, b.quoted[12]) || !fits(b.bank, r.PCR13, b.quoted[13]) {
+			continue
+		}
+		if r.ofUKI() {
+			if f := b.started(r); f != nil {
+				another = cmp.Or(another, f)
+				continue
+			}
+		}
+		if len(b.images) == 0 {
+			b.result.Image, b.result.Phase = r.Metadata.Name, phase
+		}
+		b.images = append(b.images, r)
 	}
 	var none ReferenceValues
 	switch {
 	case len(b.images) > 0:
 		return nil
+	case another != nil:
+		return another
 	case len(b.refs) > 0 && closest == nil:
 		// Only zeros reach this line: every other value was compared before the log was parsed.
 		return onPCR(11, "a value of the reference values (the image is a UKI)", hexValue(b.quoted[11]))
@@ -326,6 +338,22 @@ func image(b *boot) *Finding {
 		return b.extra(13, closest.PCR13)
 	}
 	return nil
+}
+
+// started requires that each image in PCR 4 is one of a UKI's document, and that no image of the
+// document is missing.
+func (b *boot) started(r *ReferenceValues) *Finding {
+	images := r.images()
+	for i := range b.log.Events {
+		e := &b.log.Events[i]
+		if e.PCR != 4 || !e.Extends() || b.isMessage(e) {
+			continue
+		}
+		if f := images.admit(b.bank, e, r); f != nil {
+			return f
+		}
+	}
+	return images.absent(4, r)
 }
 
 // extra returns the first event of a PCR that should be zero.

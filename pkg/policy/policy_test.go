@@ -485,6 +485,10 @@ func TestCheckReferences(t *testing.T) {
 			if r.Metadata.Name = name; strings.HasPrefix(name, "firmware") {
 				r.Firmware = &measuredboot.Firmware{}
 			}
+			if strings.HasPrefix(name, "uki") {
+				r.PCR11 = make([]measuredboot.PCRValue, 1)
+				r.Applications = make([]measuredboot.Component, strings.Count(name, "+"))
+			}
 			all = append(all, r)
 		}
 		return all
@@ -500,6 +504,11 @@ func TestCheckReferences(t *testing.T) {
 	}{
 		"a profile without reference values": {"secure-boot", "", nil, nil},
 		"release":                            {"release", "", refs("image"), nil},
+		"a UKI":                              {"secure-boot", "", refs("uki+app"), nil},
+		"a UKI without applications": {"secure-boot", "", refs("uki", "uki+app"),
+			[]string{`secure-boot does not accept the image of "uki", because the document has no applications`}},
+		"a UKI without applications that is not selected":        {"secure-boot", "image", refs("uki", "image"), nil},
+		"a UKI without applications, whose image is not checked": {"identity-only", "", refs("uki"), nil},
 		"release without any": {"release", "", nil,
 			[]string{"p.yaml:15: spec.tpm2.profile: release " + noImage}},
 		"release, only of a firmware":  {"release", "", refs("firmware"), []string{"release " + noImage}},

@@ -11,8 +11,8 @@ import (
 )
 
 // CheckReferences returns the problems between policies and the reference values that they select: a name that no
-// document has, and a profile that no machine can meet because a kind of document is missing. It skips a file for
-// which [Check] returns an error.
+// document has, and a profile that no machine can meet because a kind of document, or the applications of a document,
+// are missing. It skips a file for which [Check] returns an error.
 func CheckReferences(refs []measuredboot.ReferenceValues, files ...File) (problems []manifest.Problem) {
 	for _, f := range files {
 		parsed, _ := Parse(f.Name, f.Raw)
@@ -41,6 +41,13 @@ func (c *check) references(refs []measuredboot.ReferenceValues) {
 		selected = append(selected, refs[at])
 	}
 	profile := measuredboot.Profile(spec.Profile)
+	for _, r := range selected {
+		if profile.NeedsEventLog() && len(r.PCR11) > 0 && len(r.Applications) == 0 {
+			c.fault("spec.tpm2.profile", fmt.Sprintf("%s does not accept the image of %q, because the document has no "+
+				"applications: PCR 11 does not identify an image", profile, r.Metadata.Name),
+				"compute the document: mcs-attest-verifier refvals --uki")
+		}
+	}
 	missing := func(firmware bool) bool {
 		return !slices.ContainsFunc(selected,
 			func(r measuredboot.ReferenceValues) bool { return (r.Firmware != nil) == firmware })
