@@ -269,7 +269,7 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 				t.Fatal("the case changes nothing")
 			}
 			_, err := w.present([]byte(raw))
-			if d := reason.From(err); d == nil || d.Code != reason.DocumentInvalid && d.Code != reason.DocumentNotFresh {
+			if d := reason.From(err); d == nil || d.Code != reason.DocumentInvalid && d.Code != reason.Internal {
 				t.Errorf("got %v", err)
 			}
 		})

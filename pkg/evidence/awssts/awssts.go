@@ -49,7 +49,8 @@ const (
 	maxDocument = 12 << 10
 	maxToken    = 8 << 10
 	// AWS accepts a signature for some minutes around its date. Outside of that the verifier does
-	// not need to ask.
+	// not need to ask. The denial is Internal, which is temporary, because the verifier's clock may
+	// be wrong.
 	clockTolerance = 15 * time.Minute
 )
 
@@ -106,8 +107,8 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 			request.TimeFormat)
 	}
 	if now.Sub(at).Abs() > clockTolerance {
-		return nil, reason.Deny(reason.DocumentNotFresh,
-			"aws-sts: signed at %s, which is %s away from now; AWS would reject it", doc.AmzDate,
+		return nil, reason.Deny(reason.Internal,
+			"aws-sts: signed at %s, which is %s away from this clock: one of the two times is wrong", doc.AmzDate,
 			now.Sub(at).Abs().Round(time.Second))
 	}
 	if len(doc.SecurityToken) > maxToken || !token.MatchString(doc.SecurityToken) {

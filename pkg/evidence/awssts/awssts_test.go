@@ -252,8 +252,8 @@ func TestVerify_AcceptsAClockThatDiffersByMinutes(t *testing.T) {
 		switch {
 		case good && err != nil:
 			t.Errorf("%s: %v", off, err)
-		case !good:
-			refused(t, err, reason.DocumentNotFresh)
+		case !good: // the verifier's clock may be the wrong one
+			refused(t, err, reason.Internal)
 			if w.sts.calls != calls {
 				t.Errorf("%s: STS was asked", off)
 			}

@@ -90,9 +90,9 @@ func Audience(origin string, transcript [32]byte) string {
 //  5. The payload is an object without duplicates in it and in its known members. Names are spelled
 //     exactly, iss is [Issuer], and all required claims are present (DocumentInvalid).
 //  6. Aud is one string, this conversation's [Audience] (DocumentNotFresh).
-//  7. It has not expired, with [Leeway] (DocumentNotFresh), and was not issued more than Leeway in
-//     the future. A token for this conversation has the age of the conversation, so otherwise the
-//     verifier's clock is wrong: Internal, which is temporary.
+//  7. It has not expired, and was not issued in the future, with [Leeway]. A token for this
+//     conversation has the age of the conversation, so otherwise the verifier's clock is wrong:
+//     Internal, which is temporary.
 //  8. Each claim of google.compute_engine has its form (DocumentInvalid).
 //  9. The project, and the zone if Zones is not empty, are allowed (AccountNotAllowed).
 func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
@@ -126,7 +126,8 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 		return nil, reason.Deny(reason.DocumentNotFresh, "identity token for %.300q, not for %q", c.Audience, want)
 	}
 	if ends := time.Unix(c.Expiry, 0); !now.Before(ends.Add(Leeway)) {
-		return nil, reason.Deny(reason.DocumentNotFresh, "identity token expired at %s", ends.UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal, "identity token expired at %s: this clock differs from Google's",
+			ends.UTC().Format(time.RFC3339))
 	}
 	if issued := time.Unix(c.IssuedAt, 0); issued.After(now.Add(Leeway)) {
 		return nil, reason.Deny(reason.Internal, "identity token was issued at %s, in the future: "+

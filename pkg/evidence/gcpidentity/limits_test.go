@@ -95,7 +95,7 @@ func TestVerify_LeewayOfClocks(t *testing.T) {
 	token := w.with(t, change(w.claims(), func(c map[string]any) { c["iat"], c["exp"] = today.Unix(), today.Unix()+60 }))
 	for after, want := range map[time.Duration]reason.Code{
 		-gcpidentity.Leeway - 1: reason.Internal, -gcpidentity.Leeway: 0,
-		time.Minute + gcpidentity.Leeway - 1: 0, time.Minute + gcpidentity.Leeway: reason.DocumentNotFresh,
+		time.Minute + gcpidentity.Leeway - 1: 0, time.Minute + gcpidentity.Leeway: reason.Internal,
 	} {
 		if _, err := w.verifierAt(t, token, today.Add(after)); (want == 0) != (err == nil) ||
 			err != nil && reason.From(err).Code != want {
