@@ -268,6 +268,7 @@ type appraisal struct {
 	statements  []evidence.Statement // confirmed
 	asked       *machine.Machine     // whom providers are asked about; nil if none is asked
 	stated      bool                 // a document names it, not only the machine's claims
+	unasked     error                // why no provider is asked about the Machine that the machine's claims name
 	identity    tpm2.Identity
 	endorsed    *tpm2.Endorsement
 	endorsement v1alpha1.Endorsement

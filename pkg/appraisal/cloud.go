@@ -5,7 +5,9 @@ package appraisal
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -97,6 +99,10 @@ func (a *appraisal) candidate() error {
 			bound = bound || s.Bound
 		}
 	}
+	if byProvider {
+		ek := a.quote.EK.SPKIHash() // the activation proved it
+		recorded.EKSHA256 = hex.EncodeToString(ek[:])
+	}
 	a.stated = len(id.ProviderIDs) > 0
 	if !a.stated {
 		hint := hint(a.ev.Claims)
@@ -118,7 +124,9 @@ func (a *appraisal) candidate() error {
 	case code == reason.StoreUnavailable:
 		return err
 	case len(a.claims) == 0:
-		return nil // no provider can be asked; another endorsement may know the TPM
+		// No provider can be asked; another endorsement may know the TPM.
+		a.unasked = fmt.Errorf("the machine claims to be %.128q: %w", id.ProviderIDs[0], err)
+		return nil
 	case !a.stated:
 		// A caller without proof must not learn the Machine's state.
 		return reason.Wrap(reason.MachineNotFound, err, "the machine claims to be %.128q", id.ProviderIDs[0])
@@ -127,22 +135,29 @@ func (a *appraisal) candidate() error {
 }
 
 // find returns the Machine with this identity. A Machine that is too old for a first
-// attestation still matches if its record has the instance that a document names. Only
-// in that case find reads the record.
+// attestation still matches if its record has the instance that a document names, or the
+// TPM that answered. Only in that case find reads the record.
 func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity) (*machine.Machine, error) {
 	m, err := a.Machines.Match(id, a.rules())
-	if err == nil || reason.From(err).Code != reason.MachineTooOld || recorded.InstanceID == "" {
+	if err == nil || reason.From(err).Code != reason.MachineTooOld {
 		return m, err
 	}
-	uid, lookupErr := a.Recorded(recorded)
-	if lookupErr != nil {
-		return nil, lookupErr
+	for _, component := range []v1alpha1.RecordedIdentity{
+		{InstanceID: recorded.InstanceID}, {EKSHA256: recorded.EKSHA256},
+	} {
+		if component == (v1alpha1.RecordedIdentity{}) {
+			continue
+		}
+		uid, lookupErr := a.Recorded(component)
+		if lookupErr != nil {
+			return nil, lookupErr
+		}
+		if uid != "" {
+			id.MachineUID = uid
+			return a.Machines.Match(id, a.rules())
+		}
 	}
-	if uid == "" {
-		return nil, err
-	}
-	id.MachineUID = uid
-	return a.Machines.Match(id, a.rules())
+	return nil, err
 }
 
 // askedProviderID returns the provider ID that providers are asked about, or "".

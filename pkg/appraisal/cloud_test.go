@@ -3,7 +3,9 @@
 package appraisal_test
 
 import (
+	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -138,7 +140,7 @@ func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 		Clouds: map[evidence.Kind]evidence.Verifier{}, References: tr.refs, Directory: tr.directory,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{},
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
-			return tr.recorded[id.InstanceID], tr.lookup
+			return tr.recorded[cmp.Or(id.EKSHA256, id.InstanceID)], tr.lookup
 		},
 	}
 	for k, c := range tr.clouds {
@@ -480,6 +482,48 @@ func TestCandidate_AcceptsARecordedOldMachine(t *testing.T) {
 	tr.passes(t, "a")
 	tr.recorded["aws:i-0aaaaaaaaaaaaaaaa"] = "uid-b"
 	tr.refused(t, reason.EvidenceDisagrees)
+}
+
+// The provider is asked about an old Machine if its record has the TPM that answered. Without the record, the
+// denial does not reveal the Machine's state to the caller, but names it as the cause.
+func TestCandidate_AcceptsTheRecordedTPMOfAnOldMachine(t *testing.T) {
+	tr := newTPMTrial(t)
+	tr.manifests = machineA
+	tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementProvider}
+	tr.directory, tr.claims = directory{genuine: true, asked: &tr.asked}, fmt.Sprintf(`{"providerID":%q}`, instanceA)
+	tr.passes(t, "a")
+	old(tr)
+	_, err := tr.appraise(t)
+	if code(err) != reason.EKNotEnrolled || len(tr.calls()) > 0 ||
+		!strings.Contains(err.Error(), fmt.Sprintf("the machine claims to be %q: MachineTooOld: ", instanceA)) {
+		t.Errorf("%v, asked %q", err, tr.calls())
+	}
+	tr.recorded[hex.EncodeToString(tr.tpm.EKSPKI[:])] = "uid-a"
+	tr.passes(t, "a")
+	tr.recorded[hex.EncodeToString(tr.tpm.EKSPKI[:])] = "uid-b"
+	tr.refused(t, reason.EKNotEnrolled)
+}
+
+// A record that was written for an AK certificate has no EK. Each component of the evidence is looked up.
+func TestCandidate_AcceptsTheRecordedInstanceBesideATPM(t *testing.T) {
+	tr := newTPMTrial(t, evidence.GCPIdentity)
+	tr.manifests = machineA
+	tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementAKCertificate}
+	tr.directory = directory{err: tpm2.ErrNotMine, asked: &tr.asked}
+	tr.endorsers = map[v1alpha1.Endorsement]tpm2.Endorser{v1alpha1.EndorsementAKCertificate: vouches{
+		says: tpm2.Endorsement{Kind: tpm2.AKCertificate}}}
+	tr.passes(t, "a")
+	old(tr)
+	tr.refused(t, reason.MachineTooOld)
+	tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) {
+		in.Recorded = func(id v1alpha1.RecordedIdentity) (string, error) {
+			if id.EKSHA256 != "" {
+				return "", nil
+			}
+			return "uid-a", nil
+		}
+	}
+	tr.passes(t, "a")
 }
 
 func TestAnswers_ReplayAnAppraisal(t *testing.T) {

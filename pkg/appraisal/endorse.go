@@ -58,9 +58,10 @@ func (a *appraisal) endorse(ctx context.Context) error {
 	if unusable != nil && !a.Policy.Endorses(v1alpha1.EndorsementEnrolled) {
 		return unusable
 	}
-	// An administrator may still enroll the EK, so the denial is temporary.
-	if unusable != nil {
-		return a.unknown(reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash))
+	// An administrator may still enroll the EK, so the denial is temporary. The cause is only in the log:
+	// a caller without proof must not learn the Machine's state.
+	if cause := cmp.Or(unusable, a.unasked); cause != nil {
+		return a.unknown(reason.Wrap(reason.EKNotEnrolled, cause, "EK %x", hash))
 	}
 	return a.unknown(reason.Deny(reason.EKNotEnrolled, "EK %x", hash))
 }
