@@ -303,7 +303,7 @@ func (s *bootFiles) loadGRUB(p string) error {
 	if err != nil {
 		return err
 	}
-	if err := add(&s.grub, "grub", image); err != nil {
+	if err := add(&s.grub, grubLoader, image); err != nil {
 		return fmt.Errorf("%s: %w", p, err)
 	}
 	scripts, err := grub.Embedded(bytes.NewReader(image))

@@ -20,7 +20,7 @@ func (s *bootFiles) kernel(r *ReferenceValues, entry grub.Entry) error {
 	if err != nil {
 		return err
 	}
-	if err := add(&r.Applications, "kernel", image); err != nil {
+	if err := add(&r.Applications, kernel, image); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	r.Loads = append(r.Loads, Component{Name: name, Digests: digestsOf(image)})

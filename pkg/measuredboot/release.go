@@ -34,6 +34,13 @@ func release(b *boot) *Finding {
 	return closest
 }
 
+// Names of the images of [FromBootFiles]. Shim can also start the kernel itself, with an initramfs that
+// then extends all other events. So the image before a kernel must be GRUB, or the kernel again.
+const (
+	grubLoader = "grub"
+	kernel     = "kernel"
+)
+
 // matches compares every event of PCRs 4, 8, 9 and 14 with one document. It also returns the number of
 // events before the finding.
 func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
@@ -54,7 +61,11 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 		var f *Finding
 		switch {
 		case e.PCR == 4 && !b.isMessage(e):
+			before := images.last
 			f = images.admit(b.bank, e, r)
+			if f == nil && !r.ofUKI() && images.last == kernel && before != kernel && before != grubLoader {
+				f = onEvent(e, fmt.Sprintf("%q of %s before its kernel", grubLoader, r.Metadata.Name), "the kernel")
+			}
 		case e.PCR == 8:
 			f = script.admit(b.bank, e)
 		case e.PCR == 9 && !r.ofUKI() && files.left > 0:
@@ -106,6 +117,7 @@ type componentList struct {
 	known []Component
 	once  bool // each name at most once
 	seen  map[string]bool
+	last  string // the name that was admitted last
 }
 
 func (l *componentList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues) *Finding {
@@ -116,7 +128,7 @@ func (l *componentList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues
 		if l.seen == nil {
 			l.seen = map[string]bool{}
 		}
-		l.seen[c.Name] = true
+		l.seen[c.Name], l.last = true, c.Name
 		return nil
 	}
 	return onEvent(e, fmt.Sprintf("%s of %s", l.what, r.Metadata.Name), label(e)+hexValue(e.Digest))

@@ -116,6 +116,19 @@ func TestReleaseMixesOnlyAlternatives(t *testing.T) {
 	fails(t, older, reason.MeasuredBoot, "debian-12-next")
 }
 
+// kernelOf returns the position of the kernel, the first image after GRUB.
+func kernelOf(t testing.TB, e events) int {
+	t.Helper()
+	after := find(t, e, 4, "grubx64.efi") + 1
+	i := slices.IndexFunc(e[after:], func(e eventlogtest.Event) bool {
+		return e.PCR == 4 && e.Type == eventlog.EFIBootServicesApplication
+	})
+	if i < 0 {
+		t.Fatal("no kernel")
+	}
+	return after + i
+}
+
 // T71: what Secure Boot does not cover on a machine that boots with GRUB.
 func TestAttack_T71_GRUB(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -259,7 +272,20 @@ func TestAttack_T71_GRUB(t *testing.T) {
 			func(t *testing.T, e events) events {
 				i := find(t, e, 4, "grubx64.efi")
 				return slices.Delete(e, i, i+1)
-			}, 4, []string{`an image of debian-12, "grub", seen none`},
+			}, 4, []string{`"grub" of debian-12 before its kernel`},
+		},
+		"a kernel that shim starts, whose initramfs extends GRUB and what it measures": {
+			func(t *testing.T, e events) events {
+				i, k := find(t, e, 4, "grubx64.efi"), kernelOf(t, e)
+				e[i], e[k] = e[k], e[i]
+				return e
+			}, 4, []string{`"grub" of debian-12 before its kernel`},
+		},
+		"the same, after a GRUB that returned to the firmware": {
+			func(t *testing.T, e events) events {
+				shim := e[find(t, e, 4, "BOOTX64.EFI")]
+				return slices.Insert(e, kernelOf(t, e), shim)
+			}, 4, []string{`"grub" of debian-12 before its kernel`},
 		},
 		"no MOK list": {
 			func(t *testing.T, e events) events {
