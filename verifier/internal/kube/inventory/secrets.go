@@ -275,7 +275,7 @@ func (s *Secrets) putServing(o *sources.Object) []manifest.Problem {
 	if err != nil {
 		return problem(err)
 	}
-	if old := s.cert.Load(); old != nil && bytes.Equal(old.Certificate[0], cert.Certificate[0]) {
+	if old := s.cert.Load(); old != nil && slices.EqualFunc(old.Certificate, cert.Certificate, bytes.Equal) {
 		return nil
 	}
 	s.cert.Store(cert)

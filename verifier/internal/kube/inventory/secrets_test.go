@@ -4,6 +4,7 @@ package inventory
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
@@ -575,5 +577,28 @@ func TestOnlyTheLeaderReconcilesEverything(t *testing.T) {
 	if second := []string{wanted(), wanted()}; !slices.Contains(second, first) ||
 		!slices.Contains(second, in.Machines[0].UID) {
 		t.Errorf("asked for %q", second)
+	}
+}
+
+func TestSecrets_ServesAChangedChainOfTheSameCertificate(t *testing.T) {
+	ca, err := pki.NewCA("ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Serve([]string{"mcs.test"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := 0
+	s := newSecrets(secretsOptions{Log: slog.New(slog.DiscardHandler), Changed: func() {},
+		Triggers: &Triggers{}, Certificate: func(*tls.Certificate) { served++ }})
+	put := func(chain []byte) int {
+		s.putServing(&sources.Object{Value: secretData{map[string][]byte{"tls.crt": chain, "tls.key": pair.Key.Expose()}}})
+		return served
+	}
+	whole := slices.Concat(pair.Certificate, ca.Certificate)
+	if first, again, changed := put(pair.Certificate), put(pair.Certificate), put(whole); first != 1 || again != 1 ||
+		changed != 2 {
+		t.Errorf("served %d, %d and %d", first, again, changed)
 	}
 }
