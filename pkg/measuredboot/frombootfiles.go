@@ -37,6 +37,7 @@ const (
 //   - The files are each grub.cfg, the entries of the Boot Loader Specification that blscfg reads, and
 //     other files that a command reads. The kernel and its initramfs archives are loaded after them.
 //   - The commands are those of each grub.cfg, of the configuration inside of GRUB, and of the entry.
+//     An entry whose root= the kernel mounts without an initramfs is an error.
 //   - The MOK lists are those of a machine without keys of its own: shim's vendor certificate.
 //
 // Versions of one loader in several folders are alternatives.
@@ -80,6 +81,10 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 			r.Commands = append(r.Commands, Words(c))
 		}
 		for _, c := range entry.CommandLines {
+			if root := rootOfKernel(c); root != "" {
+				return nil, fmt.Errorf("an entry loads %q with %s, which the kernel mounts itself if the initramfs was "+
+					"deleted. Write root=UUID= and the UUID of the file system", entry.Kernel, root)
+			}
 			r.CommandLines = append(r.CommandLines, Words(c))
 		}
 		if err := r.Validate(); err != nil {
@@ -88,6 +93,25 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 		out = append(out, r)
 	}
 	return out, nil
+}
+
+// rootOfKernel returns the parameter root= of a command line if the kernel needs no initramfs for it
+// (Linux, init/do_mounts.c and block/early-lookup.c), or "". GRUB also boots if it cannot read the
+// initramfs. The system in root= could then extend what GRUB would have measured.
+func rootOfKernel(commandLine string) string {
+	for _, word := range strings.Split(commandLine, " ") {
+		value, ok := strings.CutPrefix(word, "root=")
+		device, isDevice := strings.CutPrefix(value, "/dev/")
+		switch {
+		case !ok, value == "":
+		case strings.HasPrefix(value, "*"), isDevice && !strings.Contains(device, "/"), // /dev/mapper/... needs an initramfs
+			strings.HasPrefix(value, "PARTUUID="), strings.HasPrefix(value, "PARTLABEL="),
+			strings.HasPrefix(value, "mtd"), strings.HasPrefix(value, "ubi"),
+			strings.Trim(value, "0123456789abcdefABCDEF:") == "":
+			return word
+		}
+	}
+	return ""
 }
 
 // distinct returns the entries that load an initramfs, and the first of entries that load the same. A

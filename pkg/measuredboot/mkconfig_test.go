@@ -141,3 +141,23 @@ func TestFromBootFiles_DeniesWhatItCannotCompute(t *testing.T) {
 		})
 	}
 }
+
+// GRUB boots without an initramfs that it cannot read. Then no kernel may find another system by itself.
+func TestAttack_T71_TheKernelFindsItsRootOnlyWithTheInitramfs(t *testing.T) {
+	const root = "root=UUID=6a7b2c1e-0f5d-4b6e-9a51-3c2d7e8f9012"
+	for with, denied := range map[string]bool{
+		"root=/dev/vda2": true, "root=/dev/$boot_disk": true, "root=/dev/nfs": true, "root=PARTUUID=1-2": true,
+		"root=PARTLABEL=root": true, "root=8:2": true, "root=0802": true, "root=mtd0": true, "root=ubi0:root": true,
+		"root=$device": true, root + " root=/dev/sda1": true,
+		root: false, "root=LABEL=root": false, "root=/dev/mapper/rhel-root": false, "root=live:CDLABEL=x": false,
+		"systemd.root=/dev/vda2": false, "root=": false,
+	} {
+		dir := mkconfig(t)
+		edit(t, dir, "grub/grub.cfg", "set timeout=", "set boot_disk=vda\nset device=/dev/vda2\nset timeout=")
+		edit(t, dir, "grub/grub.cfg", root+" ro  quiet", with+" ro  quiet")
+		r, err := fromBootFiles(dir)
+		if (err != nil) != denied || denied && !strings.Contains(err.Error(), "which the kernel mounts itself") {
+			t.Errorf("%s: %d documents, %v", with, len(r), err)
+		}
+	}
+}
