@@ -151,8 +151,8 @@ var table = map[Code]Info{
 	// Temporary, because clouds change their authorities without notice: it is rarely the caller's fault.
 	DocumentUntrusted: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "DocumentUntrusted",
 		"No configured trust anchor covers the signer of the cloud's document.",
-		"If the cloud added a region or changed its authority, add the certificate or key to the anchors. Pending "+
-			"machines are then admitted."),
+		"If the cloud added a region or changed its authority, append its certificate to the output of "+
+			"'mcs-attest-verifier anchors export', and install that file. Pending machines are then admitted."),
 	AccountNotAllowed: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AccountNotAllowed",
 		"The instance is genuine, but its account, region, project or subscription is not this cluster's.",
 		"If the machine is yours, add its account and region to the verifier's configuration."),
@@ -171,8 +171,8 @@ var table = map[Code]Info{
 	EKUntrusted: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKUntrusted",
 		"The certificate of the EK or AK does not chain to a configured root, or the provider reports another TPM "+
 			"for the instance.",
-		"Add the root to ek-roots or ak-roots, or enroll the EK. If the provider reports another TPM, the "+
-			"document is another machine's."),
+		"Add the root to ek-roots, or to an export of ak-roots, or enroll the EK. If the provider reports another "+
+			"TPM, the document is another machine's."),
 	EKNotEnrolled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "EKNotEnrolled",
 		"No Machine and no enrollment has this EK.",
 		"Run 'mcs-attest-verifier status' to see the command that enrolls it."),

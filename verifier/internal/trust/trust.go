@@ -109,6 +109,7 @@ type Trust struct {
 }
 
 // New joins files. Anchors that contradict each other are reported as problems and are not in force.
+// Built-in anchors that are left out are a warning.
 func New(files ...File) (*Trust, []manifest.Problem) {
 	own := map[Section]bool{}
 	broken := map[Section]bool{}
@@ -126,23 +127,29 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 			google = append(google, f.google)
 		}
 	}
-	pick := func(s Section, defaults func() []anchors.Anchor) *anchors.Set {
-		if own[s] {
-			return anchors.NewSet(bundles[s]...)
-		}
-		return anchors.NewSet(defaults())
-	}
 	var problems []manifest.Problem
-	for _, s := range []Section{AKRoots, AzureRoots} {
-		some := slices.Concat(bundles[s]...)
-		if len(some) > 0 && !slices.ContainsFunc(some, func(a anchors.Anchor) bool { return a.Root }) {
-			problems = append(problems, manifest.Problem{File: some[0].File,
-				What: fmt.Sprintf("%s has no root, so nothing is trusted", s),
-				Want: fmt.Sprintf("your files replace the built-in ones: start with 'mcs-attest-verifier anchors export %s'",
-					s)})
+	pick := func(s Section, builtIn []anchors.Anchor) *anchors.Set {
+		if !own[s] {
+			return anchors.NewSet(builtIn)
 		}
+		set := anchors.NewSet(bundles[s]...)
+		all := set.All()
+		if len(all) == 0 {
+			return set // reported below
+		}
+		p := manifest.Problem{File: all[0].File, Want: fmt.Sprintf(
+			"your files replace the built-in ones: start with 'mcs-attest-verifier anchors export %s'", s)}
+		if !slices.ContainsFunc(all, func(a anchors.Anchor) bool { return a.Root }) {
+			p.What = fmt.Sprintf("%s has no root, so nothing is trusted", s)
+		} else if n := anchors.NewSet(all, builtIn).Len() - len(all); n > 0 {
+			p.What, p.Warning = fmt.Sprintf("the files of %s leave out %d built-in anchors", s, n), true
+		}
+		if p.What != "" {
+			problems = append(problems, p)
+		}
+		return set
 	}
-	t := &Trust{Azure: pick(AzureRoots, azureattested.DefaultRoots), ak: pick(AKRoots, tpm2.DefaultAKRoots),
+	t := &Trust{Azure: pick(AzureRoots, azureattested.DefaultRoots()), ak: pick(AKRoots, tpm2.DefaultAKRoots()),
 		AWS: awsiid.Defaults()}
 	t.AK = tpm2.NewAKCertificateEndorser(t.ak.All())
 	if broken[AWSCertificates] {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
@@ -71,7 +72,7 @@ func parse(t *testing.T, s trust.Section, raw []byte) trust.File {
 func join(t *testing.T, files ...trust.File) *trust.Trust {
 	t.Helper()
 	all, problems := trust.New(files...)
-	if len(problems) > 0 {
+	if manifest.Failed(problems) {
 		t.Fatal(problems)
 	}
 	return all
@@ -211,12 +212,12 @@ func TestJoin_ReplacedAnchorIsNotTrusted(t *testing.T) {
 		t.Run(string(s), func(t *testing.T) {
 			var j trust.Joined
 			raw := sample(t, s)
-			first, problems := j.Join([]trust.File{parse(t, s, raw)})
+			first, found := j.Join([]trust.File{parse(t, s, raw)})
 			if again, _ := j.Join([]trust.File{parse(t, s, raw)}); again != first {
 				t.Error("the same file read twice is a change")
 			}
-			if len(problems) > 0 {
-				t.Error(problems)
+			if manifest.Failed(found) {
+				t.Error(found)
 			}
 			f, problems := trust.Parse(s, "/moved", sample(t, s))
 			if len(problems) > 0 {
@@ -283,6 +284,26 @@ func TestTwoCertificatesForOneRegion(t *testing.T) {
 	if same, problems := trust.New(parse(t, trust.AWSCertificates, a),
 		parse(t, trust.AWSCertificates, a)); len(problems) > 0 || same.Count()[trust.AWSCertificates] == 0 {
 		t.Errorf("the same certificate twice: %v", problems)
+	}
+}
+
+// An administrator may have meant to add an anchor to the built-in ones.
+func TestNew_WarnsAboutBuiltInAnchorsThatAreLeftOut(t *testing.T) {
+	for _, s := range []trust.Section{trust.AKRoots, trust.AzureRoots} {
+		_, problems := trust.New(parse(t, s, authority(t, "own", now.AddDate(5, 0, 0))))
+		if want := fmt.Sprintf("leave out %d built-in anchors", join(t).Count()[s]); len(problems) != 1 ||
+			!problems[0].Warning || !strings.Contains(problems[0].What, want) {
+			t.Errorf("%s: %v, want %q", s, problems, want)
+		}
+		raw, err := join(t).Export(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Two files of a section are joined.
+		own := parse(t, s, authority(t, "own", now.AddDate(5, 0, 0)))
+		if _, problems := trust.New(own, parse(t, s, raw)); len(problems) > 0 {
+			t.Errorf("%s, with the export: %v", s, problems)
+		}
 	}
 }
 

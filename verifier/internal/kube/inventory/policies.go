@@ -324,7 +324,7 @@ func (p *Policies) fill(w *view.View) *anchors.Set {
 		var problems []manifest.Problem
 		p.trust, problems = p.content.trusted()
 		for _, problem := range problems {
-			p.o.Log.Error("anchors that contradict each other are not in force", "problem", problem.Error())
+			p.o.Log.Warn("trust anchors", "problem", problem.Error())
 		}
 	}
 	w.Trust = p.trust
