@@ -7,19 +7,28 @@ import (
 	"errors"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Answers records what providers answered during one appraisal. A later replay
-// needs them, because a provider cannot be asked again for a past moment.
+// Answers records what providers and the records answered during one appraisal. A later replay
+// needs them, because none of them can be asked again for a past moment.
 type Answers struct {
 	Statements map[string]evidence.Statement `json:"statements,omitempty"` // by kind
 	Keys       *tpm2.ProviderKeys            `json:"keys,omitempty"`
 	// Refused has the providers' denials, by kind. The one about the TPM's keys has the
 	// kind "tpm2".
 	Refused map[string]Refused `json:"refused,omitempty"`
+	// Recorded has the identities that were on a record.
+	Recorded []Recorded `json:"recorded,omitempty"`
+}
+
+// Recorded is an identity and the UID of the Machine whose record had it.
+type Recorded struct {
+	Identity   v1alpha1.RecordedIdentity `json:"identity"`
+	MachineUID string                    `json:"machineUID"`
 }
 
 // Refused is a provider's denial.
@@ -47,7 +56,7 @@ func (a *Answers) denial(k evidence.Kind) error {
 	return reason.Deny(reason.ProviderUnavailable, "%s: the saved evidence has no answer of the provider", k)
 }
 
-// Recording returns in with providers that record their answers in a.
+// Recording returns in with providers and a lookup of records that record their answers in a.
 func (a *Answers) Recording(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
 	for k, v := range in.Clouds {
@@ -77,10 +86,19 @@ func (a *Answers) Recording(in Context) Context {
 			return keys, nil
 		})
 	}
+	if recorded := in.Recorded; recorded != nil {
+		in.Recorded = func(id v1alpha1.RecordedIdentity) (string, error) {
+			uid, err := recorded(id)
+			if uid != "" {
+				a.Recorded = append(a.Recorded, Recorded{id, uid})
+			}
+			return uid, err
+		}
+	}
 	return in
 }
 
-// Replaying returns in with providers that return the answers in a. The documents are
+// Replaying returns in with providers and records that return the answers in a. The documents are
 // still verified.
 func (a *Answers) Replaying(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
@@ -103,6 +121,14 @@ func (a *Answers) Replaying(in Context) Context {
 		}
 		return tpm2.ProviderKeys{}, tpm2.ErrNotMine
 	})
+	in.Recorded = func(id v1alpha1.RecordedIdentity) (string, error) {
+		for _, r := range a.Recorded {
+			if r.Identity == id {
+				return r.MachineUID, nil
+			}
+		}
+		return "", nil
+	}
 	return in
 }
 

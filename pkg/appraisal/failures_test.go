@@ -281,6 +281,30 @@ func TestAnswers_OfEachProvider(t *testing.T) {
 	tr.refused(t, reason.DocumentInvalid)
 }
 
+// A replay accepts an old Machine that had a record, also after its evidence was saved.
+func TestAnswers_HaveTheRecord(t *testing.T) {
+	tr := newTrial(evidence.GCPIdentity)
+	old(tr)
+	tr.recorded["aws:i-0aaaaaaaaaaaaaaaa"] = "uid-a"
+	var saved appraisal.Saved
+	tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) { *in = saved.Answers.Recording(*in) }
+	tr.passes(t, "a")
+	saved.Version = 1
+	raw, err := saved.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.recorded = nil
+	again, err := appraisal.ParseSaved(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) { *in = again.Answers.Replaying(*in) }
+	tr.passes(t, "a")
+	again.Answers.Recorded = nil // as in evidence of an earlier version
+	tr.refused(t, reason.MachineTooOld)
+}
+
 // code returns the code of a denial, or 0.
 func code(err error) reason.Code {
 	if err == nil {

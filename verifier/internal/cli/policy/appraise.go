@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
@@ -148,7 +147,6 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 		Challenge:          challenge, Policy: p, Machines: s.Machines, References: s.ReferenceValues,
 		Endorsers: appraisal.Endorsers(s.Trust.AK, s.Machines,
 			tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}),
-		Recorded: func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
 	}), ev, saved.Time)
 }
 
