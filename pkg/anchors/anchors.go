@@ -224,39 +224,18 @@ func (s *Set) All() []Anchor { return slices.Clone(s.all) }
 // Len returns the number of anchors.
 func (s *Set) Len() int { return len(s.all) }
 
-// NotAfter returns when the next anchor expires, among those that have not expired at now. It
-// returns false if there is none.
+// KeepExpired is how long NotAfter returns the end of an expired anchor, so that an alert does not end
+// when the anchor expires.
+const KeepExpired = 30 * 24 * time.Hour
+
+// NotAfter returns the earliest end of an anchor, without those that expired [KeepExpired] before now
+// or earlier. It returns false if there is none.
 func (s *Set) NotAfter(now time.Time) (time.Time, bool) {
 	var next time.Time
 	for _, a := range s.all {
-		if end := a.Certificate.NotAfter; end.After(now) && (next.IsZero() || end.Before(next)) {
+		if end := a.Certificate.NotAfter; end.After(now.Add(-KeepExpired)) && (next.IsZero() || end.Before(next)) {
 			next = end
 		}
 	}
 	return next, !next.IsZero()
-}
-
-// Expired returns the anchors that have expired at now.
-func (s *Set) Expired(now time.Time) []Anchor {
-	var ended []Anchor
-	for _, a := range s.all {
-		if !a.Certificate.NotAfter.After(now) {
-			ended = append(ended, a)
-		}
-	}
-	return ended
-}
-
-// Rootless returns the intermediates whose issuer is not in the set. They have no effect until
-// their root is added.
-func (s *Set) Rootless() []Anchor {
-	var out []Anchor
-	for _, a := range s.all {
-		if !a.Root && !slices.ContainsFunc(s.all, func(issuer Anchor) bool {
-			return bytes.Equal(issuer.Certificate.RawSubject, a.Certificate.RawIssuer)
-		}) {
-			out = append(out, a)
-		}
-	}
-	return out
 }

@@ -89,12 +89,12 @@ func (c *Certificates) All() []RegionCertificate {
 	return c.all
 }
 
-// NotAfter returns when the next certificate expires, among those that have not expired at now. It
-// returns false if there is none.
+// NotAfter returns the earliest end of a certificate, without those that expired [anchors.KeepExpired]
+// before now or earlier. It returns false if there is none.
 func (c *Certificates) NotAfter(now time.Time) (time.Time, bool) {
 	var next time.Time
 	for _, r := range c.All() {
-		if end := r.Certificate.NotAfter; end.After(now) && (next.IsZero() || end.Before(next)) {
+		if end := r.Certificate.NotAfter; end.After(now.Add(-anchors.KeepExpired)) && (next.IsZero() || end.Before(next)) {
 			next = end
 		}
 	}

@@ -108,10 +108,15 @@ func TestNotAfter_IsTheNextEnd(t *testing.T) {
 	all := (*awsiid.Certificates)(nil).With(awsiid.RegionCertificate{Region: "a", Certificate: until(2030)},
 		awsiid.RegionCertificate{Region: "b", Certificate: until(2028)},
 		awsiid.RegionCertificate{Region: "c", Certificate: until(2029)})
-	for year, want := range map[int]int{2027: 2028, 2028: 2029, 2029: 2030, 2030: 0} {
-		next, ok := all.NotAfter(time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC))
+	for day, want := range map[string]int{"2027-01-01": 2028, "2028-01-30": 2028, "2028-01-31": 2029, "2029-06-01": 2030,
+		"2030-02-01": 0} {
+		now, err := time.Parse(time.DateOnly, day)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, ok := all.NotAfter(now)
 		if ok != (want != 0) || ok && next.Year() != want {
-			t.Errorf("in %d: %s, %v", year, next, ok)
+			t.Errorf("on %s: %s, %v", day, next, ok)
 		}
 	}
 }

@@ -110,8 +110,8 @@ func TestPublishedAKCertificates(t *testing.T) {
 func TestDefaultAKRootsAreValidFor180Days(t *testing.T) {
 	all := tpm2.DefaultAKRoots()
 	set := trust.NewSet(all)
-	if len(all) != set.Len() || len(all) != 8 || len(set.Rootless()) != 0 {
-		t.Errorf("%d anchors, %d of them different, without a root: %v", len(all), set.Len(), set.Rootless())
+	if len(all) != set.Len() || len(all) != 8 {
+		t.Errorf("%d anchors, %d of them different", len(all), set.Len())
 	}
 	for _, a := range all {
 		if a.Provenance == "" {

@@ -223,8 +223,8 @@ func (t *Trust) Count() map[Section]int {
 		GoogleKeys: len(t.Google.All())}
 }
 
-// NotAfter returns when the next anchor of each section expires. It omits sections whose anchors do not
-// expire.
+// NotAfter returns the earliest end of an anchor of each section, as in [anchors.Set]. It omits sections
+// whose anchors do not expire.
 func (t *Trust) NotAfter(now time.Time) map[Section]time.Time {
 	ends := map[Section]time.Time{}
 	for s, next := range map[Section]func(time.Time) (time.Time, bool){AKRoots: t.ak.NotAfter,
