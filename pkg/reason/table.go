@@ -150,7 +150,7 @@ var table = map[Code]Info{
 			"transcript."),
 	// Temporary, because clouds change their authorities without notice: it is rarely the caller's fault.
 	DocumentUntrusted: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "DocumentUntrusted",
-		"No configured trust anchor covers the signer of the cloud's document.",
+		"No configured trust anchor covers the signer of the cloud's document or of the AK's certificate.",
 		"If the cloud added a region or changed its authority, append its certificate to the output of "+
 			"'mcs-attest-verifier anchors export', and install that file. Pending machines are then admitted."),
 	AccountNotAllowed: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AccountNotAllowed",
@@ -169,10 +169,10 @@ var table = map[Code]Info{
 		"The certificate of the EK or AK is invalid or does not certify this key.",
 		"If the manufacturer's certificate is known to be faulty, enroll the EK by its hash."),
 	EKUntrusted: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKUntrusted",
-		"The certificate of the EK or AK does not chain to a configured root, or the provider reports another TPM "+
-			"for the instance.",
-		"Add the root to ek-roots, or to an export of ak-roots, or enroll the EK. If the provider reports another "+
-			"TPM, the document is another machine's."),
+		"The certificate of the EK does not chain to a configured root, or the provider reports another TPM for the "+
+			"instance.",
+		"Add the root to ek-roots, or enroll the EK. If the provider reports another TPM, the document is another "+
+			"machine's."),
 	EKNotEnrolled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "EKNotEnrolled",
 		"No Machine and no enrollment has this EK.",
 		"Run 'mcs-attest-verifier status' to see the command that enrolls it."),

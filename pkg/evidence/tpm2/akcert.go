@@ -75,11 +75,12 @@ func NewAKCertificateEndorser(all []anchors.Anchor) AKCertificateEndorser {
 //     it; Google's have none, except for those of 2021 and 2022 ([isGoogleEKForm]);
 //   - its key is the AK;
 //   - now is within its validity, with [ClockLeeway] at the beginning;
-//   - it chains to an anchor now ([reason.EKUntrusted], like the next). An AK is certified together
-//     with its machine, so expired certificates are not accepted;
-//   - if it names an instance of Compute Engine, it chains to an anchor of that cloud, the
-//     extension is complete ([reason.EKCertificateInvalid]), and Google marks the instance as
-//     production.
+//   - it chains to an anchor now. An AK is certified together with its machine, so expired
+//     certificates are not accepted. The error is [reason.DocumentUntrusted], which is temporary,
+//     because clouds add authorities without notice;
+//   - if it names an instance of Compute Engine, it chains to an anchor of that cloud
+//     ([reason.DocumentUntrusted]), the extension is complete ([reason.EKCertificateInvalid]), and
+//     Google marks the instance as production ([reason.EKUntrusted]).
 //
 // Revocation is not checked, because nothing that a certificate names is ever fetched.
 //
@@ -107,7 +108,7 @@ func (e AKCertificateEndorser) Endorse(_ context.Context, id Identity, now time.
 	}
 	chains, err := buildChains(leaf, certs[1:], e.Roots, now)
 	if err != nil {
-		return nil, reason.Wrap(reason.EKUntrusted, err, "AK certificate by %q", leaf.Issuer)
+		return nil, reason.Wrap(reason.DocumentUntrusted, err, "AK certificate by %q", leaf.Issuer)
 	}
 	endorsement := &Endorsement{Kind: AKCertificate, AKSHA256: id.AK.SPKIHash()}
 	instance, err := e.instance(leaf, chains)
@@ -177,7 +178,7 @@ func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509
 	if !slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool {
 		return e.GCE[sha256.Sum256(chain[len(chain)-1].Raw)]
 	}) {
-		return nil, reason.Deny(reason.EKUntrusted,
+		return nil, reason.Deny(reason.DocumentUntrusted,
 			"the AK certificate by %q names an instance of Compute Engine, and its root may not vouch for instances",
 			leaf.Issuer)
 	}

@@ -92,7 +92,7 @@ func TestPublishedAKCertificates(t *testing.T) {
 				}
 			}
 			_, err = tpm2.NewAKCertificateEndorser(roots).Endorse(t.Context(), id, today)
-			denied(t, err, reason.EKUntrusted)
+			denied(t, err, reason.DocumentUntrusted)
 		})
 	}
 	for _, name := range []string{"gce-ek", "gce-ek-2022"} {
@@ -219,7 +219,7 @@ func TestAKCertificates(t *testing.T) {
 		{"with an unknown critical extension", func(c *x509.Certificate) {
 			c.ExtraExtensions = append(c.ExtraExtensions,
 				pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}})
-		}, reason.EKUntrusted},
+		}, reason.DocumentUntrusted},
 	} {
 		t.Run("a certificate "+c.name, func(t *testing.T) {
 			e, err := p.endorse(t, p.issue(t, c.change))
@@ -244,13 +244,13 @@ func TestAKCertificates(t *testing.T) {
 	t.Run("without anchors nothing is trusted", func(t *testing.T) {
 		for _, e := range []tpm2.AKCertificateEndorser{{}, tpm2.NewAKCertificateEndorser(nil)} {
 			_, err := e.Endorse(t.Context(), tpm2.Identity{AK: p.ak, AKCertificates: p.issue(t, nil)}, today)
-			denied(t, err, reason.EKUntrusted)
+			denied(t, err, reason.DocumentUntrusted)
 		}
 	})
 	t.Run("an intermediate is needed, from wherever", func(t *testing.T) {
 		chain := p.issue(t, nil)
 		_, err := p.endorse(t, chain[:1])
-		denied(t, err, reason.EKUntrusted)
+		denied(t, err, reason.DocumentUntrusted)
 		e := p.endorser(t, true)
 		e.Roots.Intermediates = anchors(p.intermediate.cert).Anchors
 		if _, err := e.Endorse(t.Context(), tpm2.Identity{AK: p.ak, AKCertificates: chain[:1]}, today); err != nil {
@@ -287,11 +287,11 @@ func TestAttack_T21_AKCertificateOfAnotherAK(t *testing.T) {
 	// certificates as candidates.
 	_, err = p.endorser(t, true).Endorse(t.Context(),
 		tpm2.Identity{AK: neighbor.ak, AKCertificates: append(neighbor.issue(t, nil), chain...)}, today)
-	denied(t, err, reason.EKUntrusted)
+	denied(t, err, reason.DocumentUntrusted)
 	// The attacker's own authority as a candidate for an intermediate, and even as a root.
 	_, err = p.endorser(t, true).Endorse(t.Context(),
 		tpm2.Identity{AK: neighbor.ak, AKCertificates: append(neighbor.issue(t, nil), neighbor.root.cert.Raw)}, today)
-	denied(t, err, reason.EKUntrusted)
+	denied(t, err, reason.DocumentUntrusted)
 }
 
 // An authority vouches only for its own cloud. Even the operator of one cloud's authority cannot
@@ -303,7 +303,7 @@ func TestAttack_T21_InstanceNamedByAnAuthorityOfAnotherCloud(t *testing.T) {
 		t.Fatalf("the valid case: %v", err)
 	}
 	_, err := p.endorser(t, false).Endorse(t.Context(), id, today)
-	denied(t, err, reason.EKUntrusted)
+	denied(t, err, reason.DocumentUntrusted)
 
 	// Without the extension the same authority may vouch for the key.
 	id.AKCertificates = p.issue(t, func(c *x509.Certificate) { c.ExtraExtensions = nil })

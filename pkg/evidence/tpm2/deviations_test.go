@@ -282,7 +282,7 @@ func TestAttack_T21_AKCertificatesInGooglesFormOf2022(t *testing.T) {
 		}), invalid},
 		"with another critical extension": {and(func(c *x509.Certificate) {
 			c.ExtraExtensions = append(c.ExtraExtensions, extension(asn1.ObjectIdentifier{1, 2, 3}, true, "0500"))
-		}), reason.EKUntrusted},
+		}), reason.DocumentUntrusted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := p.endorse(t, p.issue(t, c.change))
@@ -292,6 +292,6 @@ func TestAttack_T21_AKCertificatesInGooglesFormOf2022(t *testing.T) {
 	t.Run("below a root that may not name instances", func(t *testing.T) {
 		_, err := p.endorser(t, false).Endorse(t.Context(),
 			tpm2.Identity{AK: p.ak, AKCertificates: p.issue(t, googleForm(google))}, today)
-		denied(t, err, reason.EKUntrusted)
+		denied(t, err, reason.DocumentUntrusted)
 	})
 }
