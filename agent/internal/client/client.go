@@ -29,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
 
 // IgnitionAccept is an Accept header as a current Ignition sends it.
@@ -88,7 +89,8 @@ func (d *Denied) ClassName() string {
 // Session is one connection to a verifier. The caller must close it.
 type Session struct {
 	conn   *tls.Conn
-	api    api
+	client *http.Client
+	origin string
 	status *lastStatus
 	idle   func()
 }
@@ -122,13 +124,12 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 		ResponseHeaderTimeout:  responseTime,
 		MaxResponseHeaderBytes: maxHeader,
 	}
-	s := &Session{conn: conn, status: &lastStatus{next: transport}, idle: transport.CloseIdleConnections}
-	httpClient := &http.Client{
+	s := &Session{conn: conn, origin: origin, status: &lastStatus{next: transport}, idle: transport.CloseIdleConnections}
+	s.client = &http.Client{
 		Transport: s.status,
 		// The exporter belongs to this connection, so a redirect cannot be followed.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	s.api = newAPI(httpClient, origin)
 	return s, nil
 }
 
@@ -167,39 +168,39 @@ func (s *Session) Chains() [][]*x509.Certificate { return s.conn.ConnectionState
 func (s *Session) Challenge(ctx context.Context,
 	req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 	res := new(mcsattestv1.ChallengeResponse)
-	return res, s.call(ctx, s.api.challenge, req, res)
+	return res, s.call(ctx, mcsattestv1connect.AttestationChallengeProcedure, req, res)
 }
 
 // Attest calls the RPC of the same name.
 func (s *Session) Attest(ctx context.Context, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 	res := new(mcsattestv1.AttestResponse)
-	return res, s.call(ctx, s.api.attest, req, res)
+	return res, s.call(ctx, mcsattestv1connect.AttestationAttestProcedure, req, res)
 }
 
 // Certify calls the RPC of the same name.
 func (s *Session) Certify(ctx context.Context, req *mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error) {
 	res := new(mcsattestv1.CertifyResponse)
-	return res, s.call(ctx, s.api.certify, req, res)
+	return res, s.call(ctx, mcsattestv1connect.AttestationCertifyProcedure, req, res)
 }
 
 // Report calls the RPC of the same name.
 func (s *Session) Report(ctx context.Context, req *mcsattestv1.ReportRequest) (*mcsattestv1.ReportResponse, error) {
 	res := new(mcsattestv1.ReportResponse)
-	return res, s.call(ctx, s.api.report, req, res)
+	return res, s.call(ctx, mcsattestv1connect.AttestationReportProcedure, req, res)
 }
 
 // RehearseChallenge calls the RPC of the same name.
 func (s *Session) RehearseChallenge(ctx context.Context,
 	req *mcsattestv1.RehearseChallengeRequest) (*mcsattestv1.RehearseChallengeResponse, error) {
 	res := new(mcsattestv1.RehearseChallengeResponse)
-	return res, s.call(ctx, s.api.rehearseChallenge, req, res)
+	return res, s.call(ctx, mcsattestv1connect.AttestationRehearseChallengeProcedure, req, res)
 }
 
 // Rehearse calls the RPC of the same name.
 func (s *Session) Rehearse(ctx context.Context,
 	req *mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error) {
 	res := new(mcsattestv1.RehearseResponse)
-	return res, s.call(ctx, s.api.rehearse, req, res)
+	return res, s.call(ctx, mcsattestv1connect.AttestationRehearseProcedure, req, res)
 }
 
 // explain converts the error of a call into one of the three kinds of the package comment.

@@ -4,13 +4,10 @@ package client
 
 import (
 	"context"
-	"net/http"
 	"slices"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
 
 // encoded is an encoded message. All RPCs have this one type for connect, because connect adds 30 kB to
@@ -32,35 +29,16 @@ func (codec) Unmarshal(raw []byte, m any) error {
 	return nil
 }
 
-// api has one client for each RPC.
-type api struct {
-	challenge, attest, certify, report, rehearseChallenge, rehearse *connect.Client[encoded, encoded]
-}
-
-func newAPI(c *http.Client, origin string) api {
-	method := func(procedure string) *connect.Client[encoded, encoded] {
-		return connect.NewClient[encoded, encoded](c, origin+procedure, connect.WithCodec(codec{}),
-			connect.WithReadMaxBytes(maxResponse))
-	}
-	return api{
-		challenge: method(mcsattestv1connect.AttestationChallengeProcedure),
-		attest:    method(mcsattestv1connect.AttestationAttestProcedure),
-		certify:   method(mcsattestv1connect.AttestationCertifyProcedure),
-		report:    method(mcsattestv1connect.AttestationReportProcedure),
-
-		rehearseChallenge: method(mcsattestv1connect.AttestationRehearseChallengeProcedure),
-		rehearse:          method(mcsattestv1connect.AttestationRehearseProcedure),
-	}
-}
-
-// call sends req with a method, and decodes the response into res.
-func (s *Session) call(ctx context.Context, method *connect.Client[encoded, encoded], req, res proto.Message) error {
+// call sends req to a procedure, and decodes the response into res.
+func (s *Session) call(ctx context.Context, procedure string, req, res proto.Message) error {
 	raw, err := proto.Marshal(req)
 	if err != nil {
 		return err
 	}
 	s.status.code = 0
-	answer, err := method.CallUnary(ctx, connect.NewRequest(&encoded{raw}))
+	client := connect.NewClient[encoded, encoded](s.client, s.origin+procedure, connect.WithCodec(codec{}),
+		connect.WithReadMaxBytes(maxResponse))
+	answer, err := client.CallUnary(ctx, connect.NewRequest(&encoded{raw}))
 	if err == nil {
 		if err = proto.Unmarshal(answer.Msg.raw, res); err == nil {
 			return nil
