@@ -24,11 +24,21 @@ const (
 	nocloudUserData   = "user-data"
 )
 
+var (
+	openstackDrive = configDrive{"config-2", openstackUserData}
+	nocloudDrive   = configDrive{"cidata", nocloudUserData}
+)
+
 // pollInterval is the pause before the next check for a missing device.
 const pollInterval = 250 * time.Millisecond
 
 // errNoDrive reports that the device does not exist yet.
 var errNoDrive = errors.New("the drive does not exist")
+
+// drives returns the provider of a platform on which every machine has one of the drives.
+func drives(d ...configDrive) provider {
+	return func(ctx context.Context, m Machine) (UserData, error) { return m.fromConfigDrive(ctx, m.Wait, d...) }
+}
 
 // fromConfigDrive waits until one of the drives exists and reads its file. A wait of 0 means no
 // limit. If several exist, the first in the list is used.

@@ -17,5 +17,5 @@ func ibmcloud(ctx context.Context, m Machine) (UserData, error) {
 	if m.Wait != 0 {
 		wait = min(wait, m.Wait)
 	}
-	return m.fromConfigDrive(ctx, wait, configDrive{"cidata", nocloudUserData})
+	return m.fromConfigDrive(ctx, wait, nocloudDrive)
 }

@@ -27,10 +27,7 @@ const noneGrace = 5 * time.Second
 // openstack asks the config drive and the metadata service in parallel, because a machine cannot
 // know which of the two its cloud has.
 func openstack(ctx context.Context, m Machine) (UserData, error) {
-	sources := []provider{func(ctx context.Context, m Machine) (UserData, error) {
-		return m.fromConfigDrive(ctx, m.Wait,
-			configDrive{"config-2", openstackUserData}, configDrive{"CONFIG-2", openstackUserData})
-	}}
+	sources := []provider{drives(openstackDrive, configDrive{"CONFIG-2", openstackUserData})}
 	addresses := openstackMetadata(m.Paths.Metadata, linksWithIPv6)
 	return m.first(ctx, sources, func() (services []provider) {
 		for _, base := range addresses() {

@@ -5,8 +5,9 @@
 //
 // Ignition checks three places, and the first one that has a config wins, even if that config is
 // invalid: the kernel argument ignition.config.url, a user.ign in one of its own folders, and the
-// platform's provider. [Machine.Find] uses the same order. A new platform is one file with a
-// provider, and one line in the table below; docs/platforms.md has the list.
+// platform's provider. [Machine.Find] uses the same order. A new platform is one line in
+// the table below, and a file with its provider if no other platform has the same;
+// docs/platforms.md has the list.
 package platform
 
 import (
@@ -76,11 +77,11 @@ var providers = map[string]provider{
 	"brightbox":  openstack,
 	"gcp":        gcp,
 	"ibmcloud":   ibmcloud,
-	"kubevirt":   kubevirt,
+	"kubevirt":   drives(openstackDrive, nocloudDrive), // Ignition 2.14 supports only the first
 	"metal":      none,
-	"nutanix":    nutanix,
+	"nutanix":    drives(openstackDrive),
 	"openstack":  openstack,
-	"powervs":    powervs,
+	"powervs":    drives(openstackDrive),
 	"qemu":       qemu,
 	"vmware":     vmware,
 }
