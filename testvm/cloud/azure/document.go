@@ -14,15 +14,13 @@ import (
 	"time"
 )
 
-// TimeLayout is the layout of the times in an attested document. Azure writes UTC as -0000.
-const TimeLayout = "01/02/06 15:04:05 -0700"
-
 // Content returns the signed part of an attested document.
 func (c *Cloud) Content(i *Instance, nonce string) []byte {
 	now := c.Now().UTC()
 	if nonce == "" { // the expiry, as in Azure's documents
 		nonce = now.Add(6 * time.Hour).Format("20060102-150405")
 	}
+	// Azure writes UTC as -0000.
 	stamp := func(t time.Time) string { return t.Format("01/02/06 15:04:05") + " -0000" }
 	type plan struct {
 		Name      string `json:"name"`
