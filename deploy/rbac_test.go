@@ -32,22 +32,6 @@ const (
 	controllerAccount = accountPrefix + Controller
 )
 
-// hosts is a minimal CRD of metal3, sufficient to list its objects.
-const hosts = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: baremetalhosts.metal3.io}
-spec:
-  group: metal3.io
-  names: {kind: BareMetalHost, plural: baremetalhosts, singular: baremetalhost, listKind: BareMetalHostList}
-  scope: Namespaced
-  versions:
-  - name: v1alpha1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
-`
-
 // objects has a valid object of each granted resource.
 var objects = map[string]string{
 	"nodes":                `{apiVersion: v1, kind: Node}`,
@@ -77,7 +61,7 @@ func newCaller(t *testing.T, overlay string) *caller {
 	c := cluster.Start(t)
 	c.InstallClusterAPI(t)
 	c.InstallOpenShift(t)
-	c.KubectlApply(t, hosts)
+	c.InstallMetal3(t)
 	Apply(t, c, overlay)
 	return as(t, c, ServiceAccount)
 }

@@ -57,17 +57,17 @@ func nodeWith(name string, roles ...string) *core.Node {
 // accounts of the overlay. It returns a function that reads the controller's metrics.
 func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	t.Helper()
-	certificate, key := servingPair(t)
+	ca, pair := serving(t)
 	for _, o := range []map[string]any{
 		{
 			"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": "openshift-machine-config-operator",
 				"name": "machine-config-server-tls"},
-			"stringData": map[string]any{"tls.crt": certificate, "tls.key": key},
+			"stringData": map[string]any{"tls.crt": string(pair.Certificate), "tls.key": string(pair.Key.Expose())},
 		},
 		{
 			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "openshift-machine-config-operator",
 				"name": "machine-config-server-ca"},
-			"data": map[string]any{"ca-bundle.crt": certificate},
+			"data": map[string]any{"ca-bundle.crt": ca},
 		},
 	} {
 		raw, err := json.Marshal(o)
@@ -106,7 +106,7 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 		}
 	})
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM([]byte(certificate))
+	roots.AppendCertsFromPEM([]byte(ca))
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
 		ServerName: "api-int.cluster.example.com"}, DisableKeepAlives: true}}
 	token := c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken

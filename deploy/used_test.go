@@ -4,17 +4,13 @@ package deploy
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -61,10 +58,10 @@ func TestVerbs_AreExactlyThoseUsed(t *testing.T) {
 	c := cluster.Start(t, cluster.Audit())
 	c.InstallClusterAPI(t)
 	c.InstallOpenShift(t)
-	c.KubectlApply(t, hosts)
+	c.InstallMetal3(t)
 	Apply(t, c, "openshift")
 	c.Kubectl(t, "apply", "-f", "components/user-data/rbac.yaml")
-	certificate, key := servingPair(t)
+	ca, pair := serving(t)
 	holder := func(kind, field, namespace, name string, data map[string]string) string {
 		out := fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\n%s:\n", kind, namespace,
 			name, field)
@@ -78,9 +75,9 @@ func TestVerbs_AreExactlyThoseUsed(t *testing.T) {
 	}
 	pointer := `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"https://api-int.cluster.example.com:22623/config/worker"}]}}}`
 	c.KubectlApply(t, secret("openshift-machine-config-operator", "machine-config-server-tls",
-		map[string]string{"tls.crt": certificate, "tls.key": key})+
+		map[string]string{"tls.crt": string(pair.Certificate), "tls.key": string(pair.Key.Expose())})+
 		holder("ConfigMap", "data", "openshift-machine-config-operator", "machine-config-server-ca",
-			map[string]string{"ca-bundle.crt": certificate}))
+			map[string]string{"ca-bundle.crt": ca}))
 	masters := strings.Replace(pointer, "worker", "master", 1)
 	c.KubectlApply(t, secret("openshift-machine-api", "worker-user-data", map[string]string{"userData": pointer})+
 		secret("openshift-machine-api", "worker-user-data-managed", map[string]string{"userData": pointer})+
@@ -110,7 +107,7 @@ spec:
 		t.Fatal(err)
 	}
 	upstream := strings.Replace(string(text), "https://127.22.62.3:22644",
-		"https://"+machineConfigServer(t, certificate, key), 1)
+		"https://"+machineConfigServer(t, pair), 1)
 	if upstream == string(text) {
 		t.Fatal("the configuration has another upstream")
 	}
@@ -157,7 +154,7 @@ spec:
 
 	// Prometheus reads the metrics.
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM([]byte(certificate))
+	roots.AppendCertsFromPEM([]byte(ca))
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
 		ServerName: "api-int.cluster.example.com"}}}
 	token := c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken
@@ -285,44 +282,29 @@ func free(t *testing.T) string {
 }
 
 // machineConfigServer answers every request with 200, like /healthz.
-func machineConfigServer(t *testing.T, certificate, key string) string {
+func machineConfigServer(t *testing.T, serving pki.Pair) string {
 	t.Helper()
-	pair, err := tls.X509KeyPair([]byte(certificate), []byte(key))
+	certificate, err := tls.X509KeyPair(serving.Certificate, serving.Key.Expose())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tls.Listen("tcp", "127.0.0.1:0",
-		&tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12})
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
-		ReadHeaderTimeout: time.Minute}
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	return l.Addr().String()
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	srv.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	return srv.Listener.Addr().String()
 }
 
-func servingPair(t *testing.T) (certificate, key string) {
+// serving creates a CA, in PEM, and a serving certificate of the Machine Config Server under it.
+func serving(t *testing.T) (ca string, pair pki.Pair) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	now := time.Now()
+	authority, err := pki.NewCA("machine-config-server", now)
+	if err == nil {
+		pair, err = authority.Serve([]string{"api-int.cluster.example.com"}, now)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "api-int"},
-		DNSNames:  []string{"api-int.cluster.example.com"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true,
-		BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
-		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+	return string(authority.Certificate), pair
 }

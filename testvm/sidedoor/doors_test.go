@@ -5,7 +5,6 @@ package sidedoor
 import (
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
@@ -17,8 +16,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"crypto/x509"
 
 	kube "github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -58,10 +55,6 @@ func newPlane(t *testing.T) *plane {
 				address, name))
 		p.forward(t, name)
 	}
-	key, err := x509.MarshalPKCS8PrivateKey(p.config.Certificates[0].PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
 	p.prometheus = p.api.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken
 	b64 := base64.StdEncoding.EncodeToString
 	p.api.Kubectl(t, "apply", "--server-side", "-k", "../../deploy/overlays/openshift")
@@ -81,7 +74,7 @@ apiVersion: machineconfiguration.openshift.io/v1
 kind: MachineConfigPool
 metadata: {name: master}
 spec: {}
-`, b64(p.ca), b64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})), string(p.ca)))
+`, b64(p.serving.Certificate), b64(p.serving.Key.Expose()), string(p.ca)))
 	return p
 }
 

@@ -4,16 +4,10 @@ package sidedoor
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -25,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
@@ -77,9 +72,9 @@ table ip6 balancer {
 type cluster struct {
 	network
 	roots *x509.CertPool
-	ca    []byte // of the MCS, PEM
-	// config is the TLS configuration of the MCS.
-	config *tls.Config
+	// Of the MCS, in PEM.
+	ca      []byte
+	serving pki.Pair
 }
 
 // start starts the hosts with the MCS and, if standIn is true, a server in place of the verifier.
@@ -88,7 +83,6 @@ func start(t *testing.T, standIn bool) *cluster {
 	c := &cluster{network: newNetwork(t), roots: x509.NewCertPool()}
 	// The verifier serves with the certificate of the MCS.
 	config := c.certificate(t)
-	c.config = config
 	serve := func(port int, name string, config *tls.Config) {
 		l := c.listen(cp, port)
 		if config != nil {
@@ -117,26 +111,21 @@ func start(t *testing.T, standIn bool) *cluster {
 
 func (c *cluster) certificate(t *testing.T) *tls.Config {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	now := time.Now()
+	ca, err := pki.NewCA("root-ca", now)
+	if err == nil {
+		c.serving, err = ca.Serve([]string{"api-int"}, now)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "api-int"}, DNSNames: []string{"api-int"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	c.ca = ca.Certificate
+	c.roots.AppendCertsFromPEM(c.ca)
+	certificate, err := tls.X509KeyPair(c.serving.Certificate, c.serving.Key.Expose())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.roots.AddCert(cert)
-	c.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
-		MinVersion: tls.VersionTLS12}
+	return &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 }
 
 // load loads the deployed rules on the control-plane host.
