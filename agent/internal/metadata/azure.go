@@ -3,6 +3,7 @@
 package metadata
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -104,14 +105,20 @@ func (z *Azure) UserData(ctx context.Context) ([]byte, error) {
 	return z.decode(azureUserData, raw)
 }
 
-// Attested returns the signed document with the nonce, as PKCS #7 in DER.
+// Attested returns the signed document with the nonce, as PKCS #7 in DER. The fault is temporary if the
+// document has another nonce.
 func (z *Azure) Attested(ctx context.Context, nonce string) ([]byte, error) {
 	raw, err := z.get(ctx, azureAttested, azureAttestedPath,
 		url.Values{"api-version": {azureAttestedVersion}, "nonce": {nonce}})
 	if err != nil {
 		return nil, err
 	}
-	return z.parseAttested(raw)
+	document, err := z.parseAttested(raw)
+	if err == nil && !bytes.Contains(document, []byte(nonce)) {
+		// Azure has returned cached documents (https://github.com/MicrosoftDocs/azure-docs/issues/43938).
+		return nil, &Fault{Cloud: z.cloud, What: azureAttested, Problem: "the document has another nonce", Temporary: true}
+	}
+	return document, err
 }
 
 func (z *Azure) parseAttested(raw []byte) ([]byte, error) {

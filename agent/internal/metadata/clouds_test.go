@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -176,6 +177,22 @@ func TestAzure(t *testing.T) {
 	ok(t, err)
 	if bytes.Count(token, []byte(".")) != 2 {
 		t.Errorf("token %q", token)
+	}
+}
+
+// Azure has returned a cached document with the nonce of an earlier request
+// (https://github.com/MicrosoftDocs/azure-docs/issues/43938).
+func TestAzureAttested_DocumentOfAnotherNonceIsTemporary(t *testing.T) {
+	c, i := onAzure(t, nil)
+	cached := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodGet, "/metadata/attested/document?api-version=2020-09-01&nonce=earlier", nil)
+	r.Header.Set("Metadata", "true")
+	c.Metadata(i).ServeHTTP(cached, r)
+	_, err := newAzure(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(cached.Body.Bytes())
+	}), calm).Attested(t.Context(), "later")
+	if f := fault(t, err); !f.Temporary || !strings.Contains(f.Problem, "another nonce") {
+		t.Errorf("%+v", f)
 	}
 }
 
