@@ -12,6 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // allocated returns how many bytes f allocates.
@@ -103,7 +104,7 @@ func TestAttack_T30_TheSHA1BankIsNotReplayed(t *testing.T) {
 	}
 	for _, bank := range []uint16{0x0004, 0x0012, 0x0000, 0x0010} {
 		if d := reason.From(second(eventlog.Parse(raw, bank))); d == nil || d.Code != reason.PCRSelection {
-			t.Errorf("bank %s: %v", eventlog.BankName(bank), d)
+			t.Errorf("bank %s: %v", transcript.BankName(bank), d)
 		}
 	}
 }

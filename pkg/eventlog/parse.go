@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // Limits of a log. Real logs have about 20 to 200 events in 1 to 75 KB.
@@ -55,7 +56,7 @@ type Log struct {
 func Parse(raw []byte, bank uint16) (*Log, error) {
 	if Size(bank) == 0 {
 		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512",
-			BankName(bank))
+			transcript.BankName(bank))
 	}
 	if len(raw) == 0 {
 		return nil, reason.Deny(reason.EventLogMalformed, "the event log is empty")
@@ -153,7 +154,7 @@ func (p *parser) header() error {
 		return malformed(0, "%d bytes of vendor information, %d stated", len(spec)-1, spec[0])
 	}
 	if p.find(p.bank) < 0 {
-		return malformed(0, "the log has no %s bank", BankName(p.bank))
+		return malformed(0, "the log has no %s bank", transcript.BankName(p.bank))
 	}
 	return nil
 }
@@ -199,7 +200,7 @@ func (p *parser) event(e *Event) error {
 				binary.LittleEndian.Uint16(id))
 		}
 		if seen[i] {
-			return malformed(e.Index, "two %s digests", BankName(p.algs[i].id))
+			return malformed(e.Index, "two %s digests", transcript.BankName(p.algs[i].id))
 		}
 		seen[i] = true
 		d, ok := p.next(uint32(p.algs[i].size))
@@ -211,7 +212,7 @@ func (p *parser) event(e *Event) error {
 		}
 	}
 	if e.Digest == nil {
-		return malformed(e.Index, "no %s digest", BankName(p.bank))
+		return malformed(e.Index, "no %s digest", transcript.BankName(p.bank))
 	}
 	size, ok := p.next(4)
 	if !ok {

@@ -35,21 +35,6 @@ func digestSize(alg uint16) int {
 	return 0
 }
 
-// BankName returns the bank's name in the form of the kernel and tpm2-tools.
-func BankName(bank uint16) string {
-	switch bank {
-	case sha1Bank:
-		return "sha1"
-	case SHA256:
-		return "sha256"
-	case SHA384:
-		return "sha384"
-	case SHA512:
-		return "sha512"
-	}
-	return fmt.Sprintf("0x%04x", bank)
-}
-
 // Size returns the size of a bank's digest in bytes, or 0 if the bank cannot be replayed.
 func Size(bank uint16) int {
 	switch bank {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // Result describes an accepted boot. Only [Appraise] returns one.
@@ -62,7 +63,7 @@ func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs
 	}
 	if eventlog.Size(bank) == 0 {
 		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512",
-			eventlog.BankName(bank))
+			transcript.BankName(bank))
 	}
 	for _, pcr := range profiles[p].pcrs {
 		if _, ok := quoted[pcr]; !ok {
@@ -71,7 +72,8 @@ func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs
 	}
 	for pcr, v := range quoted {
 		if pcr < 0 || pcr >= eventlog.NumPCRs || len(v) != eventlog.Size(bank) {
-			return nil, reason.Deny(reason.PCRSelection, "PCR %d with %d bytes in bank %s", pcr, len(v), eventlog.BankName(bank))
+			return nil, reason.Deny(reason.PCRSelection, "PCR %d with %d bytes in bank %s", pcr, len(v),
+				transcript.BankName(bank))
 		}
 	}
 

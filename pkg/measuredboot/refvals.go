@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // The type of a reference value document.
@@ -211,7 +212,7 @@ func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {
 			return err
 		}
 		if !bytes.Equal(have, want) {
-			return fmt.Errorf("pcr11[%d].%s: %x does not follow from the sections, which give %x", i, eventlog.BankName(bank),
+			return fmt.Errorf("pcr11[%d].%s: %x does not follow from the sections, which give %x", i, transcript.BankName(bank),
 				have, want)
 		}
 	}
@@ -229,7 +230,7 @@ func (r *ReferenceValues) beforeTheEnd(i int, v PCRValue) error {
 		for _, start := range starts {
 			if leftFrom(bank, start, v.In(bank)) {
 				return fmt.Errorf("pcr11[%d].%s: %x is the value after the initramfs (phase leave-initrd, or the cap)", i,
-					eventlog.BankName(bank), v.In(bank))
+					transcript.BankName(bank), v.In(bank))
 			}
 		}
 	}
@@ -244,7 +245,7 @@ func SectionsPCR11(bank uint16, sections []Component, phase string) ([]byte, err
 	for _, s := range sections {
 		d := s.In(bank)
 		if len(d) == 0 {
-			return nil, fmt.Errorf("section %s has no %s digest", s.Name, eventlog.BankName(bank))
+			return nil, fmt.Errorf("section %s has no %s digest", s.Name, transcript.BankName(bank))
 		}
 		v = eventlog.Extend(bank, v, sectionName(bank, s.Name))
 		v = eventlog.Extend(bank, v, d)

@@ -261,9 +261,6 @@ type Words string
 
 const wild = "._:,/@+()-"
 
-// Match reports whether text has exactly these words.
-func (w Words) Match(text string) bool { return w.common(text) < 0 }
-
 // common returns the number of words that match before the first difference, or -1 for no difference.
 func (w Words) common(text string) int {
 	want, got := strings.Split(string(w), " "), strings.Split(text, " ")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
@@ -366,7 +367,7 @@ func (c *check) tpm2(p *Policy) {
 		}
 	}
 	if len(spec.Banks) == 0 {
-		p.Banks = []uint16{sha256Bank, sha384Bank}
+		p.Banks = []uint16{eventlog.SHA256, eventlog.SHA384}
 	}
 
 	if p.Approval != v1alpha1.ApprovalFirstUse {

@@ -11,18 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// TPM_ALG_ID of the banks (TCG Algorithm Registry, table 3).
-const (
-	sha256Bank = 0x000B
-	sha384Bank = 0x000C
-)
-
 func bankID(name string) uint16 {
-	for _, b := range []uint16{sha256Bank, sha384Bank} {
+	for _, b := range []uint16{eventlog.SHA256, eventlog.SHA384} {
 		if transcript.BankName(b) == name {
 			return b
 		}

@@ -53,9 +53,8 @@ type Quote struct {
 	// FirmwareVersion is the TPM vendor's own number.
 	FirmwareVersion uint64
 
-	Bank            uint16
-	PCRs            map[int][]byte
-	QualifiedSigner []byte
+	Bank uint16
+	PCRs map[int][]byte
 }
 
 // VerifyQuote checks evidence against its challenge. The checks, in order:
@@ -115,7 +114,7 @@ func VerifyQuote(ch Challenge, ev Evidence) (*Quote, error) {
 		EK: ch.EK, AK: ch.AK,
 		ResetCount: att.resetCount, RestartCount: att.restartCount, Clock: att.clock, Safe: att.safe,
 		FirmwareVersion: att.firmwareVersion,
-		Bank:            ch.Bank, PCRs: pcrs, QualifiedSigner: bytes.Clone(att.qualifiedSigner),
+		Bank:            ch.Bank, PCRs: pcrs,
 	}, nil
 }
 

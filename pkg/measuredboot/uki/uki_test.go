@@ -17,6 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot/uki"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // part is a section of a test image.
@@ -144,7 +145,7 @@ func TestPCR11_EqualsSystemdMeasure(t *testing.T) {
 	var got strings.Builder
 	for _, v := range r.PCR11 {
 		for _, bank := range []uint16{eventlog.SHA256, eventlog.SHA384} {
-			got.WriteString("11:" + eventlog.BankName(bank) + "=" + hex.EncodeToString(v.In(bank)) + "\n")
+			got.WriteString("11:" + transcript.BankName(bank) + "=" + hex.EncodeToString(v.In(bank)) + "\n")
 		}
 	}
 	if got.String() != want {
