@@ -316,7 +316,8 @@ func (f *Folder) newCA(s state) (mcscert.Status, error) {
 	if err := wholefile.Write(f.path("tls/ca.key"), 0o600, ca.Key.Expose()); err != nil {
 		return s.Status, err
 	}
-	if _, err := f.pointers(mcscert.Authorities{Bundle: bundle, Signer: made[0]}, false); err != nil {
+	with := mcscert.Authorities{Bundle: bundle, Earlier: mcscert.Encode(s.Bundle...), Signer: made[0]}
+	if _, err := f.pointers(with, false); err != nil {
 		return s.Status, err
 	}
 	return f.Inspect()

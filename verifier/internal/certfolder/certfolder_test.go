@@ -135,6 +135,17 @@ func TestFolder_RotatesForFortyYears(t *testing.T) {
 	}
 }
 
+func TestDue_PointerConfigsGetTheNewCAAfterTheirCAExpired(t *testing.T) {
+	f := newFiles(t)
+	f.now = f.now.Add(11 * year)
+	if _, _, err := f.Due(); err != nil {
+		t.Fatal(err)
+	}
+	if err := verify(f.inspect().Leaf, f.roots(), f.now); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFolderRotateStepByStep(t *testing.T) {
 	f := newFiles(t)
 	first, before := f.inspect(), f.roots()

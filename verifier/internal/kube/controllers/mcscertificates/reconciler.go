@@ -316,7 +316,7 @@ func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
 	}
 	if err = o.describe(&s); len(s.Bundle) > 0 {
 		var incomplete error
-		s.PointerConfigs, incomplete = r.pointerConfigs.renew(ctx, authorities(s.Bundle, s.CA, o.legacy), true)
+		s.PointerConfigs, incomplete = r.pointerConfigs.renew(ctx, o.authorities(s.Bundle, s.CA), true)
 		err = errors.Join(err, incomplete)
 	}
 	return s, errors.Join(err, o.forbidden)

@@ -341,6 +341,20 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 	})
 }
 
+// After years without a controller, the only CA of the bundle and of the pointer configs has expired.
+func TestPointerConfigs_GetTheNewCAAfterTheirCAExpired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
+		for _, after := range []time.Duration{0, 9 * year, 2 * year, 9 * year} {
+			time.Sleep(after)
+			s := r.sync()
+			if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
+				t.Errorf("%v after the former pass: %v", after, err)
+			}
+		}
+	})
+}
+
 // The objects in testdata are what an earlier version wrote with OpenShift's library-go. They are accepted as
 // they are, their CA signs, and their rotation continues.
 func TestObjectsOfLibraryGoAreAccepted(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/certrotation"
 )
 
 const legacyKey = "ca.crt"
@@ -88,7 +89,7 @@ func (r *Reconciler) rotate(
 	}
 	r.renewed("CABundleRenewed", "the bundle in ConfigMap", r.ca, why)
 	// Machines must trust the CA before it signs a certificate.
-	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Certificate, o.legacy), false)
+	found, incomplete := r.pointerConfigs.renew(ctx, o.authorities(bundle, ca.Certificate), false)
 	why, err = r.certs.Serving(ctx, r.serving, o.serving, ca, mcscert.Serving{
 		Hosts: hosts, Bundle: bundle, PointerConfigs: found, Incomplete: incomplete != nil, Force: force,
 	})
@@ -99,12 +100,15 @@ func (r *Reconciler) rotate(
 	return found, incomplete
 }
 
-// authorities returns what pointer configs must have. The bundle also replaces the installer's CA,
-// which is no longer in the bundle after it has expired.
-func authorities(bundle []*x509.Certificate, signer *x509.Certificate, legacy *corev1.ConfigMap) mcscert.Authorities {
+// authorities returns what pointer configs must have. The bundle also replaces the installer's CA and
+// the CAs of the bundle that was read, which are no longer in the bundle after they have expired.
+func (o objects) authorities(bundle []*x509.Certificate, signer *x509.Certificate) mcscert.Authorities {
 	a := mcscert.Authorities{Bundle: bundle, Signer: signer}
-	if legacy != nil {
-		a.Earlier = []byte(legacy.Data[legacyKey])
+	if o.legacy != nil {
+		a.Earlier = []byte(o.legacy.Data[legacyKey] + "\n")
+	}
+	if o.bundle != nil {
+		a.Earlier = append(a.Earlier, o.bundle.Data[certrotation.BundleKey]...)
 	}
 	return a
 }
