@@ -57,7 +57,7 @@ func helm(t *testing.T, c *cluster.Cluster, args ...string) (string, error) {
 // kustomize renders an overlay with components and patches, as an administrator's overlay does.
 func kustomize(t *testing.T, overlay string, components, patches []string) []*unstructured.Unstructured {
 	t.Helper()
-	bin, err := cluster.Binaries(t.Logf)
+	bin, err := binaries.Kubernetes(t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -34,7 +35,7 @@ func Dir() string {
 // Rendered returns an overlay, rendered by the kustomize in kubectl.
 func Rendered(t cluster.TB, overlay string) []byte {
 	t.Helper()
-	bin, err := cluster.Binaries(t.Logf)
+	bin, err := binaries.Kubernetes(t.Logf)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 // example returns the block of docs/deploying.md that begins with a line.
@@ -38,7 +38,7 @@ func deploying(t *testing.T) string {
 }
 
 func TestOverlay_OfAnAdministratorRenders(t *testing.T) {
-	bin, err := cluster.Binaries(t.Logf)
+	bin, err := binaries.Kubernetes(t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

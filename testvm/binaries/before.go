@@ -29,7 +29,7 @@ type Release struct {
 // Before returns the version from which an upgrade starts. It is built once and kept in the build
 // cache.
 func Before(logf buildcache.Logf) (Release, error) {
-	repo, err := root()
+	repo, err := Root()
 	if err != nil {
 		return Release{}, err
 	}
@@ -37,11 +37,11 @@ func Before(logf buildcache.Logf) (Release, error) {
 	if err != nil {
 		return Release{}, err
 	}
-	compiler, err := run(repo, "go", "env", "GOVERSION")
+	compiler, err := Run(repo, "go", "env", "GOVERSION")
 	if err != nil {
 		return Release{}, err
 	}
-	sum := before[:12] + "-" + strings.TrimSpace(compiler)
+	sum := before[:12] + "-" + compiler
 	dir, err := buildcache.Result(cache, "release", sum, "the version before, "+before[:12]+" (once)", logf,
 		func(out string) error { return buildRelease(repo, before, out) })
 	return Release{Verifier: filepath.Join(dir, "mcs-attest-verifier"), Source: filepath.Join(dir, "source")}, err
@@ -53,29 +53,29 @@ func buildRelease(repo, commit, out string) error {
 		return err
 	}
 	archive := filepath.Join(out, "source.tar")
-	if _, err := run(repo, "git", "cat-file", "-e", commit+"^{commit}"); err != nil {
+	if _, err := Run(repo, "git", "cat-file", "-e", commit+"^{commit}"); err != nil {
 		// A shallow clone does not have it.
-		if _, err := run(repo, "git", "fetch", "--quiet", "--depth=1", "origin", commit); err != nil {
+		if _, err := Run(repo, "git", "fetch", "--quiet", "--depth=1", "origin", commit); err != nil {
 			return fmt.Errorf("%w\nhint: this needs a git clone with the commit %s, or the remote \"origin\" that has it",
 				err, commit)
 		}
 	}
-	if _, err := run(repo, "git", "archive", "--output", archive, commit); err != nil {
+	if _, err := Run(repo, "git", "archive", "--output", archive, commit); err != nil {
 		return err
 	}
-	if _, err := run(source, "tar", "-xf", archive); err != nil {
+	if _, err := Run(source, "tar", "-xf", archive); err != nil {
 		return err
 	}
 	if err := os.Remove(archive); err != nil {
 		return err
 	}
 	args := append(buildArgs(filepath.Join(out, "mcs-attest-verifier")), "./verifier")
-	_, err := run(source, "go", args...)
+	_, err := Run(source, "go", args...)
 	return err
 }
 
-// run runs a command and returns its standard output.
-func run(dir, name string, args ...string) (string, error) {
+// Run runs a command outside of any workspace and returns its standard output, trimmed.
+func Run(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
@@ -84,5 +84,5 @@ func run(dir, name string, args ...string) (string, error) {
 	if errors.As(err, &exit) {
 		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, exit.Stderr)
 	}
-	return string(out), err
+	return strings.TrimSpace(string(out)), err
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package binaries builds the product's programs for tests, in the same way as `make build`. All
-// tests of a source tree share one copy in the build cache. The go command links a program again
-// only if its sources have changed.
+// Package binaries builds programs for tests: the product's, in the same way as `make build`, and
+// those of others from the modules in testvm. All tests of a source tree share one copy in the build
+// cache. The go command links a program of the product again only if its sources have changed.
 package binaries
 
 import (
@@ -32,7 +32,7 @@ var (
 )
 
 func build(folder, name string, flags ...string) (string, error) {
-	repo, err := root()
+	repo, err := Root()
 	if err != nil {
 		return "", err
 	}
@@ -64,6 +64,21 @@ func build(folder, name string, flags ...string) (string, error) {
 	return out, nil
 }
 
+// Charts writes the Helm chart and the OLM bundle of this source tree to a folder, as a version.
+func Charts(version, out string) error {
+	repo, err := Root()
+	if err != nil {
+		return err
+	}
+	err = readSources(repo, ".ci/tools/go.mod", ".ci/tools/cmd/charts", ".ci/tools/manifests", "deploy")
+	if err != nil {
+		return err
+	}
+	_, err = Run(filepath.Join(repo, ".ci", "tools"), "go", "run", "./cmd/charts", "-source", repo,
+		"-version", version, "-o", out)
+	return err
+}
+
 // buildDate is a constant, so that a commit that changes nothing else causes no new images.
 const buildDate = "1767225600" // 2026-01-01
 
@@ -91,8 +106,8 @@ func readSources(repo string, names ...string) error {
 	return nil
 }
 
-// root returns the root of the source tree that contains the working folder.
-func root() (string, error) {
+// Root returns the root of the source tree that contains the working folder.
+func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err

@@ -35,6 +35,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 // TB is the part of *testing.T that a cluster uses. A demo implements it, too.
@@ -153,12 +155,12 @@ func StartMain(dir string, logf func(format string, a ...any), o ...Option) (*Cl
 	if err := needTools(); err != nil {
 		return nil, err
 	}
-	repo, err := findRepo()
+	repo, err := binaries.Root()
 	if err != nil {
 		return nil, err
 	}
 	progress := func(format string, a ...any) { logf("cluster: "+format, a...) }
-	bin, err := Binaries(progress)
+	bin, err := binaries.Kubernetes(progress)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ import (
 	_ "github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/operator/v1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/security/v1/zz_generated.crd-manifests"
+
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 // standardCRDs lists the CRDs of a standard OpenShift cluster by package.
@@ -84,7 +86,7 @@ func (c *Cluster) InstallOpenShift(t TB) {
 	t.Helper()
 	var files []string
 	for pkg, names := range standardCRDs {
-		dir, err := output(c.repo, "go", "list", "-f", "{{.Dir}}", pkg)
+		dir, err := binaries.Run(c.repo, "go", "list", "-f", "{{.Dir}}", pkg)
 		if err != nil {
 			t.Fatalf("cluster: %v", err)
 		}

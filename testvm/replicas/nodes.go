@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
@@ -155,7 +156,7 @@ func (s *Set) TokenOf(kubeconfig string) string {
 // Kubelet returns the options for a machine with a kubelet, for a Node of that name.
 func (s *Set) Kubelet(node string) *rig.Kubelet {
 	s.t.Helper()
-	programs, err := cluster.Binaries(s.t.Logf)
+	programs, err := binaries.Kubernetes(s.t.Logf)
 	if err != nil {
 		s.t.Fatalf("kubelet: %v", err)
 	}
@@ -172,7 +173,7 @@ func (s *Set) PodKubelet(r *rig.Rig, node string) *rig.Kubelet {
 	s.t.Helper()
 	k := s.Kubelet(node)
 	var err error
-	if k.Containers, err = cluster.Containers(s.t.Logf); err != nil {
+	if k.Containers, err = binaries.Containers(s.t.Logf); err != nil {
 		s.t.Fatalf("containerd: %v", err)
 	}
 	for workload, container := range map[string]string{

@@ -12,9 +12,9 @@ import (
 // Ignition wrote to /etc/kubernetes, and a container runtime that runs no containers. Such a
 // machine runs until its power is cut. [Node.Probe] is its kubeconfig.
 type Kubelet struct {
-	// Programs is the folder that has the kubelet and "cri", cluster.Binaries.
+	// Programs is the folder that has the kubelet and "cri", binaries.Kubernetes.
 	Programs string
-	// Containers is the folder that has containerd, cluster.Containers. If it is set, the Node runs pods,
+	// Containers is the folder that has containerd, binaries.Containers. If it is set, the Node runs pods,
 	// and the kubelet can be reached at [Node.Address].
 	Containers string
 	// Images are the images that this Node has, by name. It pulls no others.

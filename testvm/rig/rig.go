@@ -38,6 +38,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
@@ -70,10 +71,11 @@ type Rig struct {
 func New(t TB) *Rig {
 	t.Helper()
 	r := &Rig{t: t, dir: shortTempDir(t)}
-	r.repo = findRepo(t)
-	cache, err := buildcache.Dir()
+	var err error
+	r.repo, err = binaries.Root()
+	r.fatal(err, "source tree")
+	r.cache, err = buildcache.Dir()
 	r.fatal(err, "cache folder")
-	r.cache = cache
 	r.needTools()
 	r.fatal(os.RemoveAll(r.artifactsDir()), "artifacts of an earlier run")
 	r.takeSlot()
@@ -151,22 +153,6 @@ func (r *Rig) needTools() {
 	if len(missing) > 0 {
 		r.t.Fatalf("not installed: %s\nhint: make deps", strings.Join(missing, ", "))
 	}
-}
-
-// findRepo returns the root of the source tree that contains the working folder.
-func findRepo(t TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatalf("working folder: %v", err)
-	}
-	for d := dir; d != "/"; d = filepath.Dir(d) {
-		if _, err := os.Stat(filepath.Join(d, "dracut", "90mcs-attest")); err == nil {
-			return d
-		}
-	}
-	t.Fatalf("%s is not inside the source tree", dir)
-	return ""
 }
 
 // shortTempDir returns a folder for sockets, whose paths may have at most 107 bytes.

@@ -27,6 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	pkgcredential "github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
@@ -36,7 +37,7 @@ import (
 // in a folder beside deploy.
 func renderWith(t *testing.T, overlay string, components ...string) []byte {
 	t.Helper()
-	bin, err := cluster.Binaries(t.Logf)
+	bin, err := binaries.Kubernetes(t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

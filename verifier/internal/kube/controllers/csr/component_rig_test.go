@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/deploy"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
@@ -21,7 +22,7 @@ import (
 // rules are the roles of a component, and the base's: what is no role stays away.
 func rules(t *testing.T, component string) string {
 	t.Helper()
-	bin, err := cluster.Binaries(t.Logf)
+	bin, err := binaries.Kubernetes(t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

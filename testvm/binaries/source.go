@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package binaries
 
 import (
 	"crypto/sha256"
@@ -14,57 +14,23 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
-// tools are the programs of a cluster that come from Debian packages, with their package
-// (.ci/packages.txt). The others are built.
-var tools = map[string]string{
-	"etcd":    "etcd-server",
-	"etcdctl": "etcd-client",
-	"haproxy": "haproxy",
-}
-
-func needTools() error {
-	var missing []string
-	for tool, pkg := range tools {
-		if _, err := lookPath(tool); err != nil {
-			missing = append(missing, fmt.Sprintf("%s (package %s)", tool, pkg))
-		}
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("not installed: %s\nhint: make deps", strings.Join(missing, ", "))
-	}
-	return nil
-}
-
-// lookPath also searches Debian's folders for daemons, which the PATH of an ordinary user does not
-// have.
-func lookPath(tool string) (string, error) {
-	path, err := exec.LookPath(tool)
-	if err == nil {
-		return path, nil
-	}
-	if path, err := exec.LookPath(filepath.Join("/usr/sbin", tool)); err == nil {
-		return path, nil
-	}
-	return "", err
-}
-
-// Binaries returns the folder with kube-apiserver, kube-controller-manager, kubectl, the kubelet
+// Kubernetes returns the folder with kube-apiserver, kube-controller-manager, kubectl, the kubelet
 // and "cri", a container runtime that runs no containers.
-func Binaries(logf func(format string, a ...any)) (string, error) {
-	return build(source{
+func Kubernetes(logf buildcache.Logf) (string, error) {
+	return source{
 		folder: "kubernetes", module: "k8s.io/kubernetes", name: "Kubernetes", files: []string{"cri/main.go"},
 		commands: func(version string) ([]command, error) {
 			ldflags, err := versionFlags(version)
 			return []command{{args: []string{"-ldflags", ldflags, "tool", "./cri"}}}, err
 		},
-	}, logf)
+	}.build(logf)
 }
 
 // Containers returns the folder with containerd, its shim, ctr and runc: a container runtime for
-// [rig.Kubelet]. runc needs cgo, because it enters namespaces before Go's runtime starts.
-func Containers(logf func(format string, a ...any)) (string, error) {
+// a kubelet of the rig. runc needs cgo, because it enters namespaces before Go's runtime starts.
+func Containers(logf buildcache.Logf) (string, error) {
 	const containerd = "github.com/containerd/containerd/v2"
-	return build(source{
+	return source{
 		folder: "containers", module: containerd, name: "containerd",
 		commands: func(string) ([]command, error) {
 			return []command{
@@ -74,7 +40,16 @@ func Containers(logf func(format string, a ...any)) (string, error) {
 					"github.com/opencontainers/runc"}},
 			}, nil
 		},
-	}, logf)
+	}.build(logf)
+}
+
+// Helm returns the path of the program helm.
+func Helm(logf buildcache.Logf) (string, error) {
+	dir, err := source{
+		folder: "helm", module: "helm.sh/helm/v4", name: "Helm",
+		commands: func(string) ([]command, error) { return []command{{args: []string{"-ldflags", "-s -w", "tool"}}}, nil },
+	}.build(logf)
+	return filepath.Join(dir, "helm"), err
 }
 
 // source is a module of testvm that has only programs of others.
@@ -95,17 +70,17 @@ type command struct {
 
 // build builds programs, which takes some minutes once. The cache keeps the result and the
 // compiler's intermediate results.
-func build(s source, logf func(format string, a ...any)) (string, error) {
-	repo, err := findRepo()
+func (s source) build(logf buildcache.Logf) (string, error) {
+	repo, err := Root()
 	if err != nil {
 		return "", err
 	}
 	module := filepath.Join(repo, "testvm", s.folder)
-	version, err := output(module, "go", "list", "-m", "-f", "{{.Version}}", s.module)
+	version, err := Run(module, "go", "list", "-m", "-f", "{{.Version}}", s.module)
 	if err != nil {
 		return "", err
 	}
-	compiler, err := output(module, "go", "env", "GOVERSION")
+	compiler, err := Run(module, "go", "env", "GOVERSION")
 	if err != nil {
 		return "", err
 	}
@@ -165,32 +140,4 @@ func versionFlags(version string) (string, error) {
 		}
 	}
 	return flags, nil
-}
-
-// output runs a command outside of any workspace and returns its one line.
-func output(dir, name string, args ...string) (string, error) {
-	cmd := exec.Command(name, args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off")
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	b, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, stderr.String())
-	}
-	return strings.TrimSpace(string(b)), nil
-}
-
-// findRepo returns the root of the source tree that contains the working folder.
-func findRepo() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for d := dir; d != "/"; d = filepath.Dir(d) {
-		if _, err := os.Stat(filepath.Join(d, "testvm", "kubernetes", "go.mod")); err == nil {
-			return d, nil
-		}
-	}
-	return "", fmt.Errorf("%s is not inside the source tree", dir)
 }
