@@ -5,6 +5,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -53,7 +54,7 @@ func (s *Store) AddPending(ctx context.Context, now time.Time, p Pending) error 
 	err := s.batch(ctx, func(tx *bbolt.Tx) error {
 		refused = nil
 		b := tx.Bucket(pendingBucket)
-		waiting, err := expire(b, now)
+		waiting, unchanged, err := expire(b, now)
 		if err != nil {
 			return err
 		}
@@ -65,11 +66,11 @@ func (s *Store) AddPending(ctx context.Context, now time.Time, p Pending) error 
 			}
 			p.FirstSeen = old.FirstSeen
 			if now.Sub(old.LastSeen) < 10*time.Second {
-				return nil // a machine sends a request every few seconds; not each needs a write
+				return unchanged // a machine sends a request every few seconds; not each needs a write
 			}
 		} else if waiting >= MaxPending {
 			refused = reason.Deny(reason.RateLimited, "%d machines are already waiting for approval", MaxPending)
-			return nil
+			return unchanged
 		}
 		raw, err := json.Marshal(p)
 		if err != nil {
@@ -77,7 +78,7 @@ func (s *Store) AddPending(ctx context.Context, now time.Time, p Pending) error 
 		}
 		return b.Put([]byte(p.EKSHA256), raw)
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnchanged) {
 		return unavailable(err)
 	}
 	return refused
@@ -120,9 +121,9 @@ func (s *Store) DeletePending(ctx context.Context, ekSHA256 string) error {
 	}))
 }
 
-// expire deletes the machines that waited too long, and returns the number of the others. Bucket.Stats
-// omits what earlier changes of the same transaction have written.
-func expire(b *bbolt.Bucket, now time.Time) (left int, err error) {
+// expire deletes the machines that waited too long, and returns the number of the others. unchanged is
+// errUnchanged if it deleted none. Bucket.Stats omits what earlier changes of the same transaction have written.
+func expire(b *bbolt.Bucket, now time.Time) (left int, unchanged, err error) {
 	var old [][]byte
 	err = b.ForEach(func(k, v []byte) error {
 		var p Pending
@@ -133,10 +134,13 @@ func expire(b *bbolt.Bucket, now time.Time) (left int, err error) {
 		left++
 		return nil
 	})
+	if len(old) == 0 {
+		unchanged = errUnchanged
+	}
 	for _, k := range old {
 		if err == nil {
 			err = b.Delete(k)
 		}
 	}
-	return left, err
+	return left, unchanged, err
 }

@@ -3,8 +3,10 @@
 package store_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -254,6 +256,48 @@ func TestAttack_T40_GenuineTPMsByTheThousandFillABoundedList(t *testing.T) {
 		if p.EKSHA256 == seen.EKSHA256 && (!p.FirstSeen.Equal(start) || !p.LastSeen.Equal(start.Add(time.Minute))) {
 			t.Errorf("first seen %v, last %v", p.FirstSeen, p.LastSeen)
 		}
+	}
+}
+
+func TestAddPending_WritesNothingForAPoll(t *testing.T) {
+	s, path := open(t)
+	var wg sync.WaitGroup
+	for i := range store.MaxPending {
+		wg.Go(func() {
+			if err := s.AddPending(t.Context(), start, waiting(i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.AddPending(t.Context(), start.Add(time.Second), waiting(1)); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, s.AddPending(t.Context(), start.Add(time.Second), waiting(10_000)), reason.RateLimited)
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the database changed, %v", err)
+	}
+}
+
+func TestAddPending_DeletesExpiredMachinesAlsoIfNothingElseChanges(t *testing.T) {
+	s, _ := open(t)
+	late := start.Add(store.PendingLifetime)
+	for i, at := range []time.Time{start, late} {
+		if err := s.AddPending(t.Context(), at, waiting(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := s.AddPending(t.Context(), late.Add(time.Second), waiting(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, err := s.ListPending(t.Context(), start); err != nil || len(all) != 1 {
+		t.Errorf("%d wait, %v", len(all), err)
 	}
 }
 
