@@ -148,13 +148,13 @@ func (g *group) run(until context.Context, watch func(context.Context) error) er
 		stop()
 	}
 	stopWatching()
-	var shutdown error
-	for _, m := range g.servers {
-		shutdown = errors.Join(shutdown, m.server.Shutdown(grace))
+	stopped := make([]error, len(g.servers))
+	for i, m := range g.servers {
+		wg.Go(func() { stopped[i] = m.server.Shutdown(grace) })
 	}
 	wg.Wait()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
-	return shutdown
+	return errors.Join(stopped...)
 }
