@@ -95,7 +95,7 @@ func New(c *config.Config, now func() *trust.Trust, o outbound.Options) (*Clouds
 func (k *Clouds) addGCP(c config.GCP, now func() *trust.Trust, o outbound.Options) error {
 	// A separate budget, so that a flood of unknown keys does not stop queries about TPMs.
 	keys, err := gcp.NewKeys(gcp.KeysOptions{
-		Endpoint: c.Keys, Offline: c.Offline, Caller: outbound.New("gcp", o), Now: o.Now,
+		Endpoint: c.Keys, Offline: c.Offline, Caller: outbound.New("gcp", o),
 		Static: func() *gcpidentity.StaticKeys { return now().Google },
 	})
 	if err != nil {

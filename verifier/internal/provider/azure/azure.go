@@ -58,7 +58,7 @@ type Provider struct {
 	arm     *outbound.Caller
 	clients map[string]*armcompute.VirtualMachinesClient // by subscription, lower case
 	cloud   azureattested.Cloud
-	keys    *Keys // nil if no tokens are required
+	keys    *outbound.KeySet // nil if no tokens are required
 	config  config.Azure
 }
 

@@ -262,7 +262,7 @@ func TestDirectory_LimitsTheSizeOfAnAnswer(t *testing.T) {
 func keysAt(t *testing.T, e config.Endpoint) (*gcp.Keys, *clock) {
 	t.Helper()
 	c := &clock{now: time.Now()}
-	k, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: e, Now: c.Now,
+	k, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: e,
 		Caller: outbound.New("gcp", outbound.Options{Now: c.Now, PerSecond: 1e6, Burst: 1e6})})
 	if err != nil {
 		t.Fatal(err)
@@ -317,19 +317,19 @@ func TestKeys_AreFetchedAtTheEndOfEachInterval(t *testing.T) {
 	}{
 		{"the first key", 0, 200, kid, 0, "", 1},
 		{"a missing key, too early", 30*time.Second - 1, 200, "new", reason.ProviderUnavailable,
-			`key "new" is not one of Google's 2; the next fetch is allowed in 0s`, 1},
-		{"a missing key", 1, 200, "new", reason.DocumentUntrusted, `key "new" is not one of Google's 2`, 2},
+			`Google's keys have no key "new"; the next fetch is allowed in 0s`, 1},
+		{"a missing key", 1, 200, "new", reason.DocumentUntrusted, `Google's keys have no key "new"`, 2},
 		{"within an hour", time.Hour - 1, 200, kid, 0, "", 2},
 		{"after an hour, but it fails", 1, 500, kid, 0, "", 3},
 		{"too early after a failure", 5*time.Second - 1, 500, kid, 0, "", 3},
 		{"a missing key after a failure, too early", 0, 500, "new", reason.ProviderUnavailable,
-			"the keys of Google's identity tokens cannot be fetched", 3},
+			`Google's keys, for the key "new": `, 3},
 		{"after a failure", 1, 500, kid, 0, "", 4},
 		{"almost a day later", 24*time.Hour - 5*time.Second - 1, 500, kid, 0, "", 5},
-		{"a day later", 1, 500, kid, reason.ProviderUnavailable, "cannot be fetched", 5},
-		{"a day later, and it is asked", 5 * time.Second, 500, kid, reason.ProviderUnavailable, `key "` + kid + `" of Google`, 6},
+		{"a day later", 1, 500, kid, reason.ProviderUnavailable, "status 500", 5},
+		{"a day later, and it is asked", 5 * time.Second, 500, kid, reason.ProviderUnavailable, `for the key "` + kid, 6},
 		{"it works again", 5 * time.Second, 200, kid, 0, "", 7},
-		{"the clock is set back", -2 * time.Hour, 200, "new", reason.DocumentUntrusted, "is not one", 8},
+		{"the clock is set back", -2 * time.Hour, 200, "new", reason.DocumentUntrusted, "have no key", 8},
 	} {
 		clock.Add(step.after)
 		status = step.status
@@ -364,7 +364,7 @@ func TestNewKeys_UsesTheSystemsClock(t *testing.T) {
 func TestKeys_WithoutABudget(t *testing.T) {
 	w := newFixture(t)
 	k, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{URL: w.api.KeysURL, CA: w.api.CAFile},
-		Caller: outbound.New("gcp", outbound.Options{Now: w.clock.Now, PerSecond: 1e-9, Burst: 1}), Now: w.clock.Now})
+		Caller: outbound.New("gcp", outbound.Options{Now: w.clock.Now, PerSecond: 1e-9, Burst: 1})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func TestKeys_WithoutABudget(t *testing.T) {
 		w.clock.Add(7 * time.Hour)
 	}
 	_, err = k.Key(t.Context(), "new")
-	if code(err) != reason.ProviderUnavailable || !strings.Contains(err.Error(), `key "new" of Google`) ||
+	if code(err) != reason.ProviderUnavailable || !strings.Contains(err.Error(), `Google's keys, for the key "new"`) ||
 		!strings.Contains(err.Error(), "budget") {
 		t.Errorf("%v", err)
 	}

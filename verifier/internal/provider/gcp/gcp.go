@@ -4,7 +4,7 @@
 // instance's virtual TPM.
 //
 //	what               where                                                     how often
-//	keys of tokens     www.googleapis.com/oauth2/v3/certs                        once in some hours, see Keys
+//	keys of tokens     www.googleapis.com/oauth2/v3/certs                        once in some hours, see outbound.KeySet
 //	a TPM's keys       compute.googleapis.com, getShieldedInstanceIdentity       once for an attestation that needs it
 //	own credentials    as defined by Google's application default credentials    once in an hour
 //
@@ -20,8 +20,7 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// get requests a document, and returns the answer whatever its status. Without a token, the request is
-// anonymous.
+// get requests a document, and returns the answer whatever its status.
 func get(ctx context.Context, c *http.Client, token *oauth2.Token, url string) (*http.Response, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -29,9 +28,7 @@ func get(ctx context.Context, c *http.Client, token *oauth2.Token, url string) (
 	}
 	r.Header.Set("Accept", "application/json")
 	r.Header.Set("User-Agent", "mcs-attest-verifier")
-	if token != nil {
-		token.SetAuthHeader(r)
-	}
+	token.SetAuthHeader(r)
 	resp, err := c.Do(r)
 	if err != nil {
 		return nil, nil, err
