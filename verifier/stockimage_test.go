@@ -117,7 +117,7 @@ func TestStockImage_GateServesTheAgentByItsHash(t *testing.T) {
 		t.Errorf("HEAD: %d %v %q", code, header, body)
 	}
 	for _, path := range []string{
-		"/agent/", "/agent/" + strings.Repeat("0", 64), "/agent/" + strings.ToUpper(hash), "/agent/" + hash + "/",
+		"/agent/", "/agent/" + strings.ToUpper(hash), "/agent/" + hash + "/",
 		"/agent/mcs-attest-agent-amd64", "/agent/README", "/agent/../mcs-attest.yaml", "/agent/%2e%2e/mcs-attest.yaml",
 	} {
 		if code, _, body := v.fetch(http.MethodGet, path, ""); code != http.StatusNotFound || body != "" {

@@ -80,12 +80,19 @@ type AgentConfig struct {
 // files by SHA-256. They are merged with configs of any version that the machine's Ignition reads.
 const version = "3.1.0"
 
+// downloadTime is the time in seconds for which Ignition tries to download a file. Without a limit, it would wait
+// indefinitely for an agent that no verifier has anymore after an update. After a reboot it fetches the config again.
+const downloadTime = 600
+
 type ignitionConfig struct {
 	Ignition struct {
 		Version string `json:"version"`
 		Config  struct {
 			Merge []resource `json:"merge"`
 		} `json:"config,omitzero"`
+		Timeouts struct {
+			HTTPTotal int `json:"httpTotal"` // seconds
+		} `json:"timeouts,omitzero"`
 	} `json:"ignition"`
 	Storage struct {
 		Files []file `json:"files"`
@@ -123,6 +130,7 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 		return nil, errors.New("the config, the agents, the pointer config and the origin are all required")
 	}
 	var own ignitionConfig
+	own.Ignition.Timeouts.HTTPTotal = downloadTime
 	for _, arch := range slices.Sorted(maps.Keys(c.Agents)) {
 		name, ok := Architectures[arch]
 		if !ok {

@@ -88,6 +88,10 @@ func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
 	if got := content(t, file(t, c, "/etc/mcs-attest/firstboot/config").Contents); got != firstboot.PreApproved {
 		t.Errorf("state %q", got)
 	}
+	// A hash that no verifier serves must end the boot, so that the next one fetches the config again.
+	if total := c.Ignition.Timeouts.HTTPTotal; total == nil || *total != 600 {
+		t.Errorf("downloads are tried for %v seconds", total)
+	}
 	u := c.Systemd.Units[0]
 	if u.Name != firstboot.UnitName || !*u.Enabled || *u.Contents != firstboot.Unit() {
 		t.Errorf("%+v", u)

@@ -3,10 +3,12 @@
 // Package agents serves the agent's binaries, for boot images that do not have the agent. Every
 // client may have them, because they are public.
 //
-// The path of a file is its SHA-256. So a client receives what it asked for, or 404, and any cache
-// may store the answer. A request costs one read of an open file: it writes and logs nothing, and
-// calls no other server. A client that reads too slowly loses its connection. The server that uses the
-// package limits the downloads; above a limit, the answer is 503, after which Ignition tries again.
+// The path of a file is its SHA-256. So a client receives what it asked for, and any cache may store the
+// answer. For the hash of no file the answer is 503: in a rolling update another replica may have that
+// file, and Ignition does not repeat a request after 404. A request costs one read of an open file: it
+// writes and logs nothing, and calls no other server. A client that reads too slowly loses its
+// connection. The server that uses the package limits the downloads; above a limit, the answer is 503,
+// after which Ignition tries again.
 package agents
 
 import (
@@ -131,7 +133,13 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	sum, ok := strings.CutPrefix(r.URL.Path, firstboot.URLPath)
 	file, exists := f.files[sum]
-	if !ok || !exists {
+	switch {
+	case exists:
+	case ok && isHash(sum):
+		h.Set("Retry-After", "5")
+		empty(w, http.StatusServiceUnavailable)
+		return
+	default:
 		empty(w, http.StatusNotFound)
 		return
 	}
@@ -149,6 +157,12 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "public, max-age=31536000, immutable")
 	h.Set("ETag", etag)
 	serve(&paced{w, http.NewResponseController(w), time.Now().Add(stall)}, r, file)
+}
+
+// isHash reports whether s has the form of a SHA-256 as in a path.
+func isHash(s string) bool {
+	raw, err := hex.DecodeString(s)
+	return err == nil && len(raw) == sha256.Size && s == strings.ToLower(s)
 }
 
 func serve(w http.ResponseWriter, r *http.Request, file opened) {

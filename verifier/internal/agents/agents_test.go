@@ -57,6 +57,23 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// In a rolling update the config of one replica names an agent that another replica does not have. A 404 is final for
+// Ignition.
+func TestServeHTTP_AnUnknownHashIsRetried(t *testing.T) {
+	unknown := strings.Repeat("a", 64)
+	for path, want := range map[string]int{
+		unknown: http.StatusServiceUnavailable, "": http.StatusNotFound, unknown + "0": http.StatusNotFound,
+		unknown[1:]: http.StatusNotFound, unknown + "/": http.StatusNotFound, strings.ToUpper(unknown): http.StatusNotFound,
+		strings.Repeat("g", 64): http.StatusNotFound,
+	} {
+		w := httptest.NewRecorder()
+		new(agents.Files).ServeHTTP(w, httptest.NewRequest(http.MethodGet, firstboot.URLPath+path, nil))
+		if w.Code != want || (w.Header().Get("Retry-After") != "") != (want == http.StatusServiceUnavailable) {
+			t.Errorf("%q: %d %v", path, w.Code, w.Header())
+		}
+	}
+}
+
 // reader is a connection whose client reads this many bytes per second, after a pause.
 type reader struct {
 	perSecond int
