@@ -120,8 +120,9 @@ type Config struct {
 	// Observe is called for each response.
 	Observe func(*http.Request, Decision)
 	// Requested is called for each config served, with the Machine Config Server's log line.
-	// The assisted installer reads that line from the log.
-	Requested func(line string)
+	// The assisted installer reads that line from the log. proven reports whether a valid
+	// token, or the provisioning token, opened the pool.
+	Requested func(r *http.Request, proven bool, line string)
 	// Source returns the client's address for that line. If it is nil, the connection's is used.
 	Source func(*http.Request) string
 	// CorrelationID returns an ID for a request. If it is nil, requests have none.
@@ -258,7 +259,7 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if g.Requested != nil {
-		g.Requested(accessLine(req.pool, g.source(r), r))
+		g.Requested(r, req.proven(), accessLine(req.pool, g.source(r), r))
 	}
 	res.send(w, r)
 }

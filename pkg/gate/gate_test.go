@@ -88,7 +88,7 @@ func newFixture() *fixture {
 		Tokens:    fakeTokens{},
 		Redeem:    f.redeem,
 		Observe:   func(_ *http.Request, d Decision) { f.decisions = append(f.decisions, d) },
-		Requested: func(line string) { f.lines = append(f.lines, line) },
+		Requested: func(_ *http.Request, _ bool, line string) { f.lines = append(f.lines, line) },
 		Now:       func() time.Time { return noon },
 	}
 	f.Upstream = serve(config34)
@@ -407,14 +407,19 @@ func TestF12_TheRequestLineIsTheMachineConfigServers(t *testing.T) {
 
 // A line of the log stays short, whatever a client sends.
 func TestAccessLine_IsLimited(t *testing.T) {
-	for n, want := range map[int]int{255: 255, 256: 256, 257: 256} {
-		r := get("/config/worker", good)
-		r.Header.Set("User-Agent", strings.Repeat("u", n))
-		r.Header.Set("Accept", strings.Repeat("a", n))
-		line := accessLine("worker", "192.0.2.7:1", r)
-		if got := strings.Count(line, "uu") * 2; got != want&^1 || strings.Count(line, "u\"") != 1 ||
-			len(line) != len(accessLine("worker", "192.0.2.7:1", get("/", "")))-len("Ignition/2.20.0")-len(ignition34)+2*want {
-			t.Errorf("%d bytes: %s", n, line)
+	empty := get("/", "")
+	empty.Header.Set("User-Agent", "")
+	empty.Header.Set("Accept", "")
+	rest := len(accessLine("worker", "192.0.2.7:1", empty))
+	for _, text := range []string{"u", "\x00", "\u2028", "\"", "\\", "\xff", "\U0001F600"} {
+		for n, want := range map[int]int{63: 63, 64: 64, 65: 64, 10000: 64} {
+			r := get("/config/worker", good)
+			r.Header.Set("User-Agent", strings.Repeat(text, n))
+			r.Header.Set("Accept", strings.Repeat(text, n))
+			line := accessLine("worker", "192.0.2.7:1", r)
+			if got := len(line) - rest; got > 2*want || text == "u" && got != 2*want {
+				t.Errorf("%d times %q: %s", n, text, line)
+			}
 		}
 	}
 }

@@ -59,9 +59,18 @@ func notToken68(r rune) bool {
 // quoted. The path is omitted, because a caller may have put a token into it.
 func accessLine(pool, source string, r *http.Request) string {
 	return fmt.Sprintf("Pool %q requested by address:%q User-Agent:%q Accept-Header: %q",
-		pool, source, clip(r.Header.Get("User-Agent"), 256), clip(r.Header.Get("Accept"), 256))
+		pool, source, clip(r.Header.Get("User-Agent")), clip(r.Header.Get("Accept")))
 }
 
-func clip(s string, n int) string {
-	return s[:min(len(s), n)]
+// maxLogged is the maximum size of a header in the log. Ignition's headers are shorter.
+const maxLogged = 64
+
+// clip limits the size of a header and replaces the characters that %q would expand.
+func clip(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' {
+			return '?'
+		}
+		return r
+	}, s[:min(len(s), maxLogged)])
 }

@@ -35,25 +35,27 @@ const (
 	maxText = 512
 )
 
-// budget limits the lines about one kind of caller.
-type budget struct {
+// Budget limits the lines about one kind of caller.
+type Budget struct {
 	all, shares *rate.Limiter
 	share       *listen.KeyedLimiter[string]
 }
 
-func newBudget() budget {
-	return budget{rate.NewLimiter(perSecond, burst), rate.NewLimiter(sharesPerSecond, sharesBurst),
+// NewBudget returns a budget that is unused.
+func NewBudget() Budget {
+	return Budget{rate.NewLimiter(perSecond, burst), rate.NewLimiter(sharesPerSecond, sharesBurst),
 		listen.NewKeyedLimiter[string](sharePerSecond, shareBurst)}
 }
 
-func (b budget) allow(now time.Time, source string) bool {
+// Allow reports whether a line about a caller from source can be written.
+func (b Budget) Allow(now time.Time, source string) bool {
 	return b.share.Allow(now, source) && b.shares.AllowN(now, 1) || b.all.AllowN(now, 1)
 }
 
 // Log is the audit log.
 type Log struct {
 	out                *slog.Logger
-	strangers, answers budget
+	strangers, answers Budget
 	// LeftOut, if not nil, is called for each omitted line.
 	LeftOut func()
 
@@ -65,7 +67,7 @@ type Log struct {
 
 // New returns an audit log that writes to out.
 func New(out *slog.Logger) *Log {
-	return &Log{out: out.With("log", "audit"), strangers: newBudget(), answers: newBudget()}
+	return &Log{out: out.With("log", "audit"), strangers: NewBudget(), answers: NewBudget()}
 }
 
 // Decision is a decision about one call.
@@ -101,7 +103,7 @@ func (l *Log) Write(ctx context.Context, d Decision) {
 		if d.Answered {
 			from = l.answers
 		}
-		allowed := from.allow(time.Now(), d.Source)
+		allowed := from.Allow(time.Now(), d.Source)
 		l.mu.Lock()
 		if !allowed {
 			l.suppressed++

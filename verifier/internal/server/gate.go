@@ -3,6 +3,7 @@
 package server
 
 import (
+	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -22,7 +23,6 @@ import (
 // gate wraps upstream with the gate.
 func (s *Server) gate(upstream http.Handler) http.Handler {
 	limiter, byToken := listen.NewLimiter(s.Config.RequestsPerSecond), listen.NewKeyedLimiter[string](1, 10)
-	requests := log.New(os.Stdout, "", log.LstdFlags)
 	shared := s.provisioningGate()
 	live := s.Live()
 	redeemer := &redeem.Redeemer{
@@ -50,7 +50,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 			return nil
 		},
 		Observe:       s.observeGate,
-		Requested:     func(line string) { requests.Print(line) },
+		Requested:     s.accessLog(os.Stdout),
 		Source:        s.clientAddress,
 		CorrelationID: audit.NewCorrelationID,
 		Now:           s.Now,
@@ -59,6 +59,17 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 		c.Credentials = own
 	}
 	return gate.New(c)
+}
+
+// accessLog writes the lines of the Machine Config Server. Those about callers that proved nothing have the same
+// budget as in the audit log, so that no client fills a disk.
+func (s *Server) accessLog(out io.Writer) func(r *http.Request, proven bool, line string) {
+	lines, budget := log.New(out, "", log.LstdFlags), audit.NewBudget()
+	return func(r *http.Request, proven bool, line string) {
+		if proven || budget.Allow(s.Now(), s.source(r).String()) {
+			lines.Print(line)
+		}
+	}
 }
 
 // clientAddress returns the client's address as the Machine Config Server logs it. Behind a trusted
