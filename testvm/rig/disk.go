@@ -174,9 +174,9 @@ func (n *Node) Tokens() []string {
 // HasToken reports whether text contains a string with the form of a token.
 func HasToken(text string) bool { return tokenShape.MatchString(text) }
 
-// TokensLeft returns the places outside of the guest's memory in which a token was found: the
-// console, the journal, any block of the disk.
-func (n *Node) TokensLeft() []string {
+// WantNoTokensLeft checks that there is no token outside of the guest's memory: on the console, in
+// the journal, in any block of the disk.
+func (n *Node) WantNoTokensLeft() {
 	n.r.t.Helper()
 	var where []string
 	disk, err := os.ReadFile(n.Disk())
@@ -193,6 +193,8 @@ func (n *Node) TokensLeft() []string {
 			where = append(where, strings.TrimPrefix(line, "rig: "))
 		}
 	}
-	sort.Strings(where)
-	return where
+	if len(where) > 0 {
+		sort.Strings(where)
+		n.r.t.Fatalf("a token was left in %s", strings.Join(where, ", "))
+	}
 }

@@ -264,6 +264,16 @@ func (v *Verifier) Tool(args ...string) string {
 	return v.r.run(v.Dir, nil, v.binary, args...)
 }
 
+// Enrolled returns a rig with a verifier, on which a new TPM is enrolled as worker-0 of the pool worker.
+func Enrolled(t TB, c VerifierConfig) (*Rig, *Verifier, *TPM) {
+	t.Helper()
+	r := New(t)
+	v := r.Verifier(c)
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	return r, v, tpm
+}
+
 // Enroll enrolls the TPM's keys under a name, for a pool.
 func (v *Verifier) Enroll(name, pool string, tpm *TPM) {
 	v.r.t.Helper()

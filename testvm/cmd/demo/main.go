@@ -98,9 +98,7 @@ func provisioned(s *stage.Stage, node *rig.Node) {
 	if got != content {
 		s.Fatalf("the disk does not have the content of the config")
 	}
-	if left := node.TokensLeft(); len(left) > 0 {
-		s.Fatalf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 	s.Say("disk", "no token anywhere: not on the disk, not in the journal, not on the console")
 }
 

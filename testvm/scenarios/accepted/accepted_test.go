@@ -5,17 +5,13 @@
 package accepted
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
 func TestEnrolledMachineIsProvisioned(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Extra: r.WatchMemory()}})
 	node.WantProvisioned()
 
@@ -28,9 +24,7 @@ func TestEnrolledMachineIsProvisioned(t *testing.T) {
 	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
 		t.Errorf("the disk holds %q", got)
 	}
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 	v.WantAudit("attest", "allowed", "")
 	v.WantAudit("fetch", "allowed", "")
 	rec := v.WantRecord("worker-0", "Fetched")

@@ -11,10 +11,7 @@ import (
 )
 
 func TestArchiveAppendedToAStockInitramfsAttests(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.Appended}})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")

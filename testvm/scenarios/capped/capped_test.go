@@ -24,10 +24,7 @@ echo "rig: the rehearsal ended with $?"
 `
 
 func TestAttack_T32_RootOnTheRunningMachineCannotAttest(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	agent, err := os.ReadFile(r.Agent())
 	if err != nil {
 		t.Fatal(err)

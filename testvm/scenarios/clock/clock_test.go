@@ -16,10 +16,7 @@ import (
 func TestAttack_T53_NothingDependsOnTheNodesClock(t *testing.T) {
 	for name, years := range map[string]int{"twenty years behind": -20, "eleven years ahead": 11} {
 		t.Run(name, func(t *testing.T) {
-			r := rig.New(t)
-			v := r.Verifier(rig.VerifierConfig{})
-			tpm := r.NewTPM()
-			v.Enroll("worker-0", "worker", tpm)
+			r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 			when := time.Now().UTC().AddDate(years, 0, 0).Format("2006-01-02T15:04:05")
 			node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Clock: when})
 			node.WantProvisioned()

@@ -118,9 +118,7 @@ func TestMachineIsProvisionedByTheRemainingReplica(t *testing.T) {
 	if got := node.ReadFile("/etc/provisioned"); got != "by the MCS behind" {
 		t.Errorf("the disk holds %q", got)
 	}
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 	rec = s.WaitPhase(uid, "Fetched")
 	if fetched := decided.wait(t, "fetch", "allowed", ""); fetched == attested {
 		t.Errorf("replica %d gave the config after its end", fetched)

@@ -5,7 +5,6 @@
 package configdrive
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
@@ -19,10 +18,7 @@ func drive(pointer []byte) map[string]string {
 }
 
 func TestPointerOnAConfigDrive(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Platform: "openstack", ConfigDrive: drive(v.Pointer("worker"))})
 	node.WantProvisioned()
 	v.WantAudit("attest", "allowed", "")
@@ -30,18 +26,13 @@ func TestPointerOnAConfigDrive(t *testing.T) {
 	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
 		t.Errorf("the disk holds %q", got)
 	}
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 }
 
 // Without the agent, Ignition reads the same drive and is denied. So the test above succeeds only
 // because of the agent's copy with the token.
 func TestIgnitionWithoutTheAgentReadsTheSameDrive(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{
 		TPM: tpm, Platform: "openstack", ConfigDrive: drive(v.Pointer("worker")), Cmdline: "mcs-attest=off",
 	})

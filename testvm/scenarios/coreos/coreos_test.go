@@ -66,9 +66,7 @@ func TestStandInAttestsOnItsFirstBootAndCapsOnALaterOne(t *testing.T) {
 		"coreos-boot-edit.service",
 	)
 	wantCapped(t, node)
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 
 	decisions := len(v.Audit())
 	later := r.Boot(rig.VM{Name: "later", TPM: tpm, CoreOS: disk})

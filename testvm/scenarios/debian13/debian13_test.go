@@ -24,9 +24,7 @@ func wantProvisioned(t *testing.T, v *rig.Verifier, node *rig.Node, pcr11 string
 	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
 		t.Errorf("the disk has %q", got)
 	}
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 	if rec := v.WantRecord("worker-0", "Fetched"); rec.Record.Token == nil || rec.Record.Token.Uses != 1 {
 		t.Errorf("the record has %+v", rec.Record)
 	}
@@ -50,10 +48,7 @@ func capped() string {
 func TestDebian13WithTwoInterfacesANameAndLateDHCP(t *testing.T) {
 	t.Parallel()
 	const name = "api-int.rig.example"
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Host: name})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Host: name})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: initrd,
 		Network: rig.Network{Storage: true, Name: name, Late: true}})
 	node.WaitFor(`mcs-attest: .*; trying again`)
@@ -69,10 +64,7 @@ func TestDebian13WithTwoInterfacesANameAndLateDHCP(t *testing.T) {
 
 func TestDebian13WithIPv6Only(t *testing.T) {
 	t.Parallel()
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Host: rig.Host6})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Host: rig.Host6})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: initrd,
 		Network: rig.Network{IPv6: true}, Cmdline: "ip=auto6"})
 	wantProvisioned(t, v, node, capped())

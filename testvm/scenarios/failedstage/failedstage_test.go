@@ -27,9 +27,7 @@ func TestAttack_T46_FailedStageReportsAndLeavesNoToken(t *testing.T) {
 	if !strings.Contains(node.Journal(), "impossible") {
 		t.Error("the journal does not hold the failing stage")
 	}
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 
 	v.WantAudit("report", "allowed", "")
 	rec := v.WantRecord("worker-0", "Fetched")

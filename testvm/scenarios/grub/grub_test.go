@@ -26,10 +26,7 @@ spec:
 
 func TestShimAndGRUBUnderSecureBootIsProvisioned(t *testing.T) {
 	t.Parallel()
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Policy: policy("secure-boot")})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Policy: policy("secure-boot")})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &rig.GRUB{}, SecureBoot: true})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")

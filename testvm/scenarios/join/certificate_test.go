@@ -36,9 +36,7 @@ func TestMachineBecomesItsNodeWithItsAttestedKey(t *testing.T) {
 	node.Kill()
 
 	// T73: a disk image of this first boot has no bearer token in any block.
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("the machine left tokens in %v", left)
-	}
+	node.WantNoTokensLeft()
 	kubeconfig := node.ReadFile("/etc/kubernetes/kubeconfig")
 	if !strings.Contains(kubeconfig, `token: ""`) {
 		t.Errorf("the kubeconfig has a credential, %d bytes", len(kubeconfig))

@@ -10,10 +10,7 @@ import (
 )
 
 func TestMachineWaitsForItsNetworkAndIsProvisioned(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Network: rig.Network{Unplugged: true}})
 	node.WaitFor(`mcs-attest: .*; trying again`)
 	v.WantNoAudit("", "", "")

@@ -11,10 +11,7 @@ import (
 )
 
 func TestIgnition226IsProvisioned(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Newer: true}})
 	node.WantProvisioned()
 	if !strings.Contains(node.Journal(), "Stage: fetch") || strings.Contains(node.Journal(), "2.14.0") {

@@ -10,10 +10,7 @@ import (
 )
 
 func TestImageWithoutTheAgentReceivesNothing(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.NoAgent}})
 	node.WantEmergency()
 	// 401 is final for Ignition: one attempt, no retry.

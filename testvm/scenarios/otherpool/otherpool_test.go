@@ -11,10 +11,7 @@ import (
 )
 
 func TestAttack_T45_TokenOpensOnlyItsOwnPool(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Pools: []string{"worker", "master"}})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Pools: []string{"worker", "master"}})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Cmdline: "rig.probe"})
 	node.WantProvisioned()
 
@@ -31,10 +28,7 @@ func TestAttack_T45_TokenOpensOnlyItsOwnPool(t *testing.T) {
 }
 
 func TestAttack_T41_WorkerThatRequestsMasterIsDenied(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Pools: []string{"worker", "master"}})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Pools: []string{"worker", "master"}})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("master")})
 	node.WantEmergency()
 	v.WantAudit("attest", "denied", "MachinePool")

@@ -5,7 +5,6 @@
 package pointers
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
@@ -15,10 +14,7 @@ import (
 // hides the argument from Ignition. The firmware's own pointer has an invalid address, so only the
 // right one provisions the machine.
 func TestPointerNamedOnTheKernelCommandLine(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	url := r.Serve("pointer.ign", v.Pointer("worker"))
 	nowhere := rig.PointerTo("https://10.0.2.2:1", "nowhere", v.Read("tls/ca.crt"))
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: nowhere, Cmdline: "ignition.config.url=" + url})
@@ -28,16 +24,11 @@ func TestPointerNamedOnTheKernelCommandLine(t *testing.T) {
 
 // coreos-installer stores the pointer in user.ign, and the platform is metal.
 func TestPointerLeftByAnInstaller(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Cmdline: "ignition.platform.id=metal", Initrd: rig.Initrd{
 		Extra: map[string]string{"usr/lib/ignition/user.ign": string(v.Pointer("worker"))},
 	}})
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
-	if left := node.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	node.WantNoTokensLeft()
 }

@@ -25,10 +25,7 @@ ExecStart=/bin/sh -c '(echo > /usr/written) || echo "rig: /usr is read-only" > /
 const dropIn = "[Unit]\nRequires=rig-read-only-usr.service\n"
 
 func TestNothingIsWrittenToUsr(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Extra: map[string]string{
 		"usr/lib/systemd/system/rig-read-only-usr.service":  unit,
 		"usr/lib/systemd/system/basic.target.d/50-rig.conf": dropIn,

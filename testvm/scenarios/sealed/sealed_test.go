@@ -77,10 +77,7 @@ func firstAndLaterBoot(t *testing.T, r *rig.Rig, v *rig.Verifier, first, later r
 
 func TestSealedRootOpensBeforeTheCapOnFirstAndLaterBoots(t *testing.T) {
 	t.Parallel()
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Sealed: true},
 		SealedRoot: r.NewSealedRoot(map[string]string{"etc/rig-realroot": printRoot}),
 		Cmdline:    rig.OpenSealed + " " + rig.Seal("7+11")}
@@ -91,10 +88,7 @@ func TestSealedRootOpensBeforeTheCapOnFirstAndLaterBoots(t *testing.T) {
 
 func TestSealedRootOpensThroughShimAndGRUB(t *testing.T) {
 	t.Parallel()
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{Policy: policy("secure-boot")})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Policy: policy("secure-boot")})
 	initrd := rig.Initrd{Sealed: true}
 	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), SecureBoot: true,
 		SealedRoot: r.NewSealedRoot(map[string]string{"etc/rig-realroot": printRoot}),

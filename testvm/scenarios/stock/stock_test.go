@@ -145,9 +145,7 @@ func TestAttack_T72_StockImageAttestsInTheRealRootAndBecomesItsNode(t *testing.T
 			t.Errorf("%s started in the first boot:\n%.200s", unit, first.Journal()[at:])
 		}
 	}
-	if left := first.TokensLeft(); len(left) > 0 {
-		t.Errorf("a token was left in %s", strings.Join(left, ", "))
-	}
+	first.WantNoTokensLeft()
 
 	second := r.Boot(rig.VM{Name: "second", TPM: tpm, CoreOS: disk})
 	second.WaitFor(`^rig: provisioned a node's config`)

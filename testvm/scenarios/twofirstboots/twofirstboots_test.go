@@ -12,10 +12,7 @@ import (
 )
 
 func TestSameMachineMayHaveTwoFirstBoots(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 
 	first := r.Boot(rig.VM{Name: "first", TPM: tpm, Pointer: v.Pointer("worker")})
 	v.WaitAudit("fetch", "allowed", "")

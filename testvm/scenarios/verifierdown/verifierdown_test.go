@@ -10,10 +10,7 @@ import (
 )
 
 func TestMachineWaitsForTheVerifierAndIsProvisioned(t *testing.T) {
-	r := rig.New(t)
-	v := r.Verifier(rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
+	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
 	v.Stop()
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 	node.WaitFor(`mcs-attest.*(again|retry|wait)`)
