@@ -122,3 +122,28 @@ func (s *Site) Boot(m Machine, vm rig.VM) *rig.Node {
 	vm.Name, vm.TPM, vm.Platform, vm.Metadata = m.Name, m.TPM, s.Platform, m.Metadata
 	return s.r.Boot(vm)
 }
+
+// Provisions boots a machine of the platform, and checks that it requests the document at path from
+// its metadata service and receives its config. The machine has a TPM that is endorsed in the given
+// way, or none if endorsement is empty.
+func Provisions(t rig.TB, platform, path, endorsement string) {
+	t.Helper()
+	r := rig.New(t)
+	site := New(t, r, platform, rig.VerifierConfig{})
+	var tpm *rig.TPM
+	if endorsement != "" {
+		tpm = r.NewTPM()
+	}
+	node := site.Boot(site.Add("worker-0", tpm), rig.VM{})
+	node.WantProvisioned()
+	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
+		t.Fatalf("the disk holds %q", got)
+	}
+	if !node.AskedMetadata(path, "") {
+		t.Fatalf("the document was not requested: %q", node.Metadata())
+	}
+	node.WantNoTokensLeft()
+	if rec := site.V.WantRecord("worker-0", "Fetched"); rec.Record.Endorsement != endorsement {
+		t.Fatalf("endorsed by %q instead of %q", rec.Record.Endorsement, endorsement)
+	}
+}

@@ -16,35 +16,12 @@ const identity = "/latest/dynamic/instance-identity/rsa2048"
 
 // The instance's document names the instance, and EC2 names the instance's TPM.
 func TestInstanceWithItsTPM(t *testing.T) {
-	r := rig.New(t)
-	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
-	node := site.Boot(site.Add("worker-0", r.NewTPM()), rig.VM{})
-	node.WantProvisioned()
-	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
-		t.Errorf("the disk holds %q", got)
-	}
-	if !node.AskedMetadata(identity, "") {
-		t.Errorf("the document was not requested: %q", node.Metadata())
-	}
-	rec := site.V.WantRecord("worker-0", "Fetched")
-	if rec.Record.Endorsement != "provider" {
-		t.Errorf("endorsed by %q", rec.Record.Endorsement)
-	}
+	clouds.Provisions(t, "aws", identity, "provider")
 }
 
 // Without a TPM the instance signs the challenge with its role, and AWS names the signer.
 func TestInstanceWithItsRole(t *testing.T) {
-	r := rig.New(t)
-	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
-	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
-	node.WantProvisioned()
-	if !node.AskedMetadata(identity, "") {
-		t.Errorf("the document was not requested: %q", node.Metadata())
-	}
-	rec := site.V.WantRecord("worker-0", "Fetched")
-	if rec.Record.Endorsement != "" {
-		t.Errorf("endorsed by %q, without a TPM", rec.Record.Endorsement)
-	}
+	clouds.Provisions(t, "aws", identity, "")
 }
 
 // The console reports that the metadata service is turned off.
