@@ -3,33 +3,28 @@
 package rig
 
 import (
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/pki"
 )
 
 // MCS answers like the Machine Config Server (machine-config-operator, pkg/server/api.go): only GET
 // and HEAD, 405 for other methods, 404 outside of /config/ and /healthz, 500 for an unknown pool.
 type MCS struct {
-	r        *Rig
-	listener net.Listener
-	ca       []byte
-	cert     tls.Certificate
+	r      *Rig
+	server *httptest.Server
+	ca     []byte
+	pair   pki.Pair
 
 	mu       sync.Mutex
 	configs  map[string]string
@@ -42,25 +37,13 @@ type MCS struct {
 func (r *Rig) NewMCS(configs map[string]string) *MCS {
 	r.t.Helper()
 	m := &MCS{r: r, configs: configs}
-	cert, ca := r.serverCertificate()
-	m.ca, m.cert = ca, cert
-	listener, err := tls.Listen("tcp", "127.0.0.1:0",
-		&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
-	r.fatal(err, "plain MCS")
-	m.listener = listener
-	// Like the real one, it does not support HTTP/2.
-	server := &http.Server{Handler: m, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := server.Serve(listener); err != http.ErrServerClosed {
-			r.t.Logf("rig: plain MCS: %v", err)
-		}
-	}()
-	r.t.Cleanup(func() { server.Close() })
+	m.ca, m.pair = r.certificate()
+	m.server = r.listen(m, m.pair) // like the real one, it does not support HTTP/2
 	return m
 }
 
 // Port returns the port on which it listens.
-func (m *MCS) Port() int { return m.listener.Addr().(*net.TCPAddr).Port }
+func (m *MCS) Port() int { return m.server.Listener.Addr().(*net.TCPAddr).Port }
 
 // URL returns its address on the host.
 func (m *MCS) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", m.Port()) }
@@ -134,22 +117,13 @@ func (m *MCS) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // Serve serves one file over plain HTTP and returns its address for a guest.
 func (r *Rig) Serve(name string, content []byte) string {
 	r.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	r.fatal(err, "web server")
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, _ *http.Request) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if _, err := w.Write(content); err != nil {
 			r.t.Logf("rig: web server: %v", err)
 		}
-	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := server.Serve(listener); err != http.ErrServerClosed {
-			r.t.Logf("rig: web server: %v", err)
-		}
-	}()
-	r.t.Cleanup(func() { server.Close() })
-	return fmt.Sprintf("http://%s:%d/%s", Host, listener.Addr().(*net.TCPAddr).Port, name)
+	}))
+	r.t.Cleanup(server.Close)
+	return fmt.Sprintf("http://%s:%d/%s", Host, server.Listener.Addr().(*net.TCPAddr).Port, name)
 }
 
 // PointerTo returns a pointer config in the form of an OpenShift installer: one merge source and
@@ -198,35 +172,29 @@ func ConfigWith(files map[string]string) string {
 	return string(b)
 }
 
-// serverCertificate creates a P-256 CA and a serving certificate under it.
-func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
+// certificate creates a CA and a serving certificate under it, for the host's address in the guest and 127.0.0.1.
+func (r *Rig) certificate() (ca []byte, serving pki.Pair) {
 	r.t.Helper()
-	now := time.Now()
-	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	authority, err := pki.NewCA("rig CA", time.Now())
 	r.fatal(err, "certificate")
-	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "rig CA"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0), KeyUsage: x509.KeyUsageCertSign,
-	}
-	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, caKey.Public(), caKey)
-	r.fatal(err, "certificate")
-	leaf, key := r.sign(ca, caKey)
-	return tls.Certificate{Certificate: [][]byte{leaf}, PrivateKey: key},
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
+	return authority.Certificate, r.sign(authority)
 }
 
-// sign creates a P-256 serving certificate for the host's address in the guest, and 127.0.0.1.
-func (r *Rig) sign(ca *x509.Certificate, caKey crypto.Signer) (der []byte, key *ecdsa.PrivateKey) {
+func (r *Rig) sign(ca pki.Pair) pki.Pair {
 	r.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	pair, err := ca.Serve([]string{Host, CloudHost, "127.0.0.1"}, time.Now())
 	r.fatal(err, "certificate")
-	now := time.Now()
-	der, err = x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "machine-config-server"},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.ParseIP(Host), net.ParseIP(CloudHost), net.IPv4(127, 0, 0, 1)},
-	}, ca, key.Public(), caKey)
+	return pair
+}
+
+// listen serves with TLS on a free port of the loopback interface until the test ends.
+func (r *Rig) listen(h http.Handler, pair pki.Pair) *httptest.Server {
+	r.t.Helper()
+	certificate, err := tls.X509KeyPair(pair.Certificate, pair.Key.Expose())
 	r.fatal(err, "certificate")
-	return der, key
+	server := httptest.NewUnstartedServer(h)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	server.StartTLS()
+	r.t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
+	return server
 }

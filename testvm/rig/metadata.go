@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
-	"time"
 )
 
 // Addresses in a guest. An ordinary machine has slirp's usual network. A machine with a metadata
@@ -26,19 +26,11 @@ func (n *Node) netdev(metadata http.Handler) string {
 	if metadata == nil {
 		return "user,id=net"
 	}
-	n.r.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	n.r.fatal(err, "metadata service")
-	server := &http.Server{Handler: &asked{n: n, next: metadata}, ReadHeaderTimeout: 30 * time.Second}
-	go func() {
-		if err := server.Serve(listener); err != http.ErrServerClosed {
-			n.r.t.Logf("rig: metadata service of %s: %v", n.name, err)
-		}
-	}()
-	n.r.t.Cleanup(func() { server.Close() })
+	server := httptest.NewServer(&asked{n: n, next: metadata})
+	n.r.t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
 	// Slirp starts a program for each connection and connects it to the guest.
 	return fmt.Sprintf("user,id=net,net=169.254.0.0/16,host=%s,guestfwd=tcp:%s:80-cmd:busybox nc 127.0.0.1 %d",
-		CloudHost, metadataAddress, listener.Addr().(*net.TCPAddr).Port)
+		CloudHost, metadataAddress, server.Listener.Addr().(*net.TCPAddr).Port)
 }
 
 // asked records the machine's requests to its metadata service.

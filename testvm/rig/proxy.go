@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 )
 
@@ -21,10 +22,8 @@ type Proxy struct {
 // NewProxy starts one on a free port.
 func (r *Rig) NewProxy(to *Verifier) *Proxy {
 	r.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	r.fatal(err, "proxy")
-	p := &Proxy{URL: fmt.Sprintf("http://%s:%d", Host, listener.Addr().(*net.TCPAddr).Port)}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	p := &Proxy{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if want := fmt.Sprintf("%s:%d", to.Host(), to.Port); req.Method != http.MethodConnect || req.Host != want {
 			http.Error(w, "the proxy only connects to "+want, http.StatusForbidden)
 			return
@@ -50,13 +49,9 @@ func (r *Rig) NewProxy(to *Verifier) *Proxy {
 			_ = upstream.(*net.TCPConn).CloseWrite()
 		}()
 		_, _ = io.Copy(client, upstream)
-	})}
-	go func() {
-		if err := server.Serve(listener); err != http.ErrServerClosed {
-			r.t.Logf("rig: proxy: %v", err)
-		}
-	}()
-	r.t.Cleanup(func() { server.Close() })
+	}))
+	r.t.Cleanup(server.Close)
+	p.URL = fmt.Sprintf("http://%s:%d", Host, server.Listener.Addr().(*net.TCPAddr).Port)
 	return p
 }
 

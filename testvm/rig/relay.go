@@ -5,27 +5,24 @@ package rig
 import (
 	"bytes"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"sync"
-	"time"
 )
 
 // Relay terminates a node's TLS connection and forwards its requests to the verifier on a separate
 // connection. It is a legitimate front end if the policy allows it, and an attacker in the middle
 // otherwise. It records the node's requests.
 type Relay struct {
-	r        *Rig
-	listener net.Listener
-	ca       []byte
-	leaf     *x509.Certificate
+	r      *Rig
+	server *httptest.Server
+	ca     []byte
 
 	mu    sync.Mutex
 	to    *Verifier
@@ -43,26 +40,15 @@ type Call struct {
 // NewRelay starts one on a free port, with a certificate of its own CA.
 func (r *Rig) NewRelay() *Relay {
 	r.t.Helper()
-	cert, ca := r.serverCertificate()
-	leaf, err := x509.ParseCertificate(cert.Certificate[0])
-	r.fatal(err, "relay")
-	listener, err := tls.Listen("tcp", "127.0.0.1:0",
-		&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})
-	r.fatal(err, "relay")
-	relay := &Relay{r: r, listener: listener, ca: ca, leaf: leaf}
-	server := &http.Server{Handler: relay, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := server.Serve(listener); err != http.ErrServerClosed {
-			r.t.Logf("rig: relay: %v", err)
-		}
-	}()
-	r.t.Cleanup(func() { server.Close() })
+	ca, pair := r.certificate()
+	relay := &Relay{r: r, ca: ca}
+	relay.server = r.listen(relay, pair)
 	return relay
 }
 
 // Origin returns the address at which a guest reaches the relay.
 func (l *Relay) Origin() string {
-	return fmt.Sprintf("https://%s:%d", Host, l.listener.Addr().(*net.TCPAddr).Port)
+	return fmt.Sprintf("https://%s:%d", Host, l.server.Listener.Addr().(*net.TCPAddr).Port)
 }
 
 // Pointer returns the pointer config of a node that uses the relay.
@@ -70,7 +56,7 @@ func (l *Relay) Pointer(pool string) []byte { return PointerTo(l.Origin(), pool,
 
 // KeySHA256 returns the hash of the public key that it serves with, as in a policy's frontEndKeys.
 func (l *Relay) KeySHA256() string {
-	sum := sha256.Sum256(l.leaf.RawSubjectPublicKeyInfo)
+	sum := sha256.Sum256(l.server.Certificate().RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
 }
 

@@ -3,8 +3,6 @@
 package rig
 
 import (
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
@@ -95,10 +93,4 @@ func (v *Verifier) logTail() string {
 }
 
 // Serving returns the certificate and the key that it serves with, in PEM.
-func (m *MCS) Serving() (cert, key []byte) {
-	m.r.t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(m.cert.PrivateKey)
-	m.r.fatal(err, "plain MCS")
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.cert.Certificate[0]}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-}
+func (m *MCS) Serving() (cert, key []byte) { return m.pair.Certificate, m.pair.Key.Expose() }
