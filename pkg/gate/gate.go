@@ -134,8 +134,9 @@ type Config struct {
 	// that Ignition waits, so that no use is counted for a client that disconnected. Default
 	// 9 s.
 	AnswerTimeout time.Duration
-	// Concurrent limits how many upstream responses are read, and held in memory, at the same
-	// time. Requests without a valid token have at most half of them. Default 32.
+	// Concurrent limits how many upstream responses are read at the same time. A response that
+	// is being sent does not count. Requests without a valid token have at most half of them.
+	// Default 32.
 	Concurrent int
 	// MaxConfig limits the upstream's response in bytes. Default 16 MiB.
 	MaxConfig int
