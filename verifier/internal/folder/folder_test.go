@@ -175,9 +175,13 @@ func TestProblemsNameFileAndLine(t *testing.T) {
 		"a root that is truncated": {"ek-roots/test.pem", "\n-----BEGIN CERTIFICATE-----\n",
 			"ek-roots/test.pem:2: a PEM block that is truncated or damaged"},
 		"a config that is YAML": {"configs/worker.ign", "ignition:\n  version: 3.4.0\n",
-			"configs/worker.ign:1: not JSON"},
-		"a config with a comma too many": {"configs/worker.ign", "{\n\"ignition\": {},\n}", "configs/worker.ign:3: not JSON"},
-		"a config without a version":     {"configs/worker.ign", "{}", "configs/worker.ign: ignition.version is missing"},
+			"configs/worker.ign: not an Ignition config: line 1: "},
+		"a config with a comma too many": {"configs/worker.ign", "{\n\"ignition\": {},\n}",
+			"configs/worker.ign: not an Ignition config: line 3: "},
+		"a config without a version": {"configs/worker.ign", "{}",
+			"configs/worker.ign: not an Ignition config: ignition.version is missing"},
+		"a config whose version is none": {"configs/worker.ign", `{"ignition":{"version":"3"}}`,
+			"configs/worker.ign: not an Ignition config: ignition.version: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := full(t)

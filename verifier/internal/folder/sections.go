@@ -3,8 +3,6 @@
 package folder
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
@@ -132,22 +131,9 @@ func ParseAnchors(path string, raw []byte) ([]anchors.Anchor, []manifest.Problem
 // parseConfig checks that the bytes are an Ignition config. With other content, a node would provision
 // nothing.
 func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Problem) {
-	var head struct {
-		Ignition struct {
-			Version string `json:"version"`
-		} `json:"ignition"`
-	}
-	if err := json.Unmarshal(raw, &head); err != nil {
-		p := manifest.Problem{File: path, What: "not JSON: " + err.Error(),
-			Want: "a rendered Ignition config; butane makes one from YAML"}
-		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-			p.Line = 1 + strings.Count(string(raw[:min(int(syntax.Offset), len(raw))]), "\n")
-		}
-		return content{}, []manifest.Problem{p}
-	}
-	if head.Ignition.Version == "" {
-		return content{}, []manifest.Problem{{File: path, What: "ignition.version is missing",
-			Want: "a rendered Ignition config, spec 3.1 or later"}}
+	if _, err := specversion.Of(raw); err != nil {
+		return content{}, []manifest.Problem{{File: path, What: err.Error(),
+			Want: "a rendered Ignition config; butane makes one from YAML"}}
 	}
 	return content{pool: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), config: raw}, nil
 }
