@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
-	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
@@ -132,7 +131,7 @@ func (p *process) tokenID(raw string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	claims, err := keys.Tokens.Verify(time.Now(), []byte(raw), token.Audience)
+	claims, err := keys.Tokens.Verify(time.Now(), []byte(raw))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -274,7 +274,7 @@ func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.wantFetch("attested", "/config/worker", res.GetToken(), http.StatusOK)
-	claims, err := v.standalone().Tokens.Load().Verify(v.now(), []byte(res.GetToken()), "mcs")
+	claims, err := v.standalone().Tokens.Load().Verify(v.now(), []byte(res.GetToken()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func TestVerify_NamesTheCause(t *testing.T) {
 	}
 	payload, kid := string(decoded), s.Keys[0].ID
 	header := `{"alg":"ES256","kid":"` + kid + `","typ":"` + token.Type + `"}`
-	if _, err := s.Verify(noon, es256(t, key, header, payload), token.Audience); err != nil {
+	if _, err := s.Verify(noon, es256(t, key, header, payload)); err != nil {
 		t.Fatal(err)
 	}
 	other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -47,7 +47,7 @@ func TestVerify_NamesTheCause(t *testing.T) {
 		"claims of another type":       {es256(t, key, header, strings.Replace(payload, `"mcs"`, "1", 1)), "claims: json:"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := s.Verify(noon, c.raw, token.Audience)
+			_, err := s.Verify(noon, c.raw)
 			want(t, err, reason.TokenInvalid)
 			if !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
@@ -55,7 +55,7 @@ func TestVerify_NamesTheCause(t *testing.T) {
 		})
 	}
 	// Claims that cannot be read do not say that the token has expired.
-	_, err = token.KeySet{}.Verify(noon, es256(t, key, header, "{}"), token.Audience)
+	_, err = token.KeySet{}.Verify(noon, es256(t, key, header, "{}"))
 	want(t, err, reason.TokenKeyUnknown)
 }
 
@@ -91,7 +91,7 @@ func TestSign_TimesDefaultToNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := s.Verify(noon, raw.Expose(), token.Audience)
+	got, err := s.Verify(noon, raw.Expose())
 	if err != nil || !got.IssuedAt.Equal(noon) || !got.NotBefore.Equal(noon) {
 		t.Errorf("%v: issued at %s, not before %s", err, got.IssuedAt, got.NotBefore)
 	}
@@ -111,10 +111,10 @@ func TestVerify_EitherTimeIsInTheFuture(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Verify(noon.Add(time.Second), raw.Expose(), token.Audience); err != nil {
+		if _, err := s.Verify(noon.Add(time.Second), raw.Expose()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		_, err = s.Verify(noon, raw.Expose(), token.Audience)
+		_, err = s.Verify(noon, raw.Expose())
 		want(t, err, reason.Internal)
 	}
 }

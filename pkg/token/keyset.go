@@ -237,17 +237,8 @@ func consistent(k *ecdsa.PrivateKey) bool {
 	return err == nil && own.PublicKey.Equal(&k.PublicKey)
 }
 
-// Checker verifies tokens for one audience with the current keys.
-type Checker struct {
-	Keys     func() KeySet
-	Audience string // empty: [Audience]
-}
+// Checker verifies tokens with the current keys.
+type Checker struct{ Keys func() KeySet }
 
 // Verify calls [KeySet.Verify] with the current keys.
-func (c Checker) Verify(now time.Time, raw []byte) (Claims, error) {
-	audience := c.Audience
-	if audience == "" {
-		audience = Audience
-	}
-	return c.Keys().Verify(now, raw, audience)
-}
+func (c Checker) Verify(now time.Time, raw []byte) (Claims, error) { return c.Keys().Verify(now, raw) }

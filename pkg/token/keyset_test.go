@@ -65,11 +65,11 @@ func TestRotate_NewKeySignsAfterPublication(t *testing.T) {
 	// A replica that already has the new key accepts its tokens, even from a replica whose clock is
 	// ahead.
 	raw := signAt(t, both, takeover, time.Hour)
-	if _, err := both.Verify(takeover.Add(-token.Leeway), raw, token.Audience); err != nil {
+	if _, err := both.Verify(takeover.Add(-token.Leeway), raw); err != nil {
 		t.Error(err)
 	}
 	// A replica without the new key returns a temporary denial.
-	_, err := first.Verify(takeover, raw, token.Audience)
+	_, err := first.Verify(takeover, raw)
 	want(t, err, reason.TokenKeyUnknown)
 }
 
@@ -124,21 +124,21 @@ func TestAttack_T45_ARotatedOutKey(t *testing.T) {
 	both := rotate(t, first, noon, publish)
 	// The last token of the old key has the full lifetime of a token.
 	last := signAt(t, both, takeover.Add(-time.Second), token.MaxLifetime)
-	if _, err := both.Verify(takeover.Add(token.MaxLifetime-2*time.Second), last, token.Audience); err != nil {
+	if _, err := both.Verify(takeover.Add(token.MaxLifetime-2*time.Second), last); err != nil {
 		t.Errorf("a valid token of the old key: %v", err)
 	}
 
 	// An attacker with the old key cannot issue a token after the key's time ...
 	late := signAt(t, first, takeover.Add(token.Leeway+time.Second), time.Minute)
-	_, err := both.Verify(takeover.Add(token.Leeway+time.Second), late, token.Audience)
+	_, err := both.Verify(takeover.Add(token.Leeway+time.Second), late)
 	want(t, err, reason.TokenInvalid)
 	// ... and after its time and the lifetime of a token the key is useless, even if Prune is never
 	// called.
 	end := takeover.Add(token.MaxLifetime + token.Leeway)
-	_, err = both.Verify(end.Add(time.Second), last, token.Audience)
+	_, err = both.Verify(end.Add(time.Second), last)
 	want(t, err, reason.TokenExpired)
 	later := signAt(t, first, end, time.Hour)
-	_, err = both.Verify(end.Add(time.Second), later, token.Audience)
+	_, err = both.Verify(end.Add(time.Second), later)
 	want(t, err, reason.TokenKeyUnknown)
 }
 
@@ -158,7 +158,7 @@ func TestSign_WithKeysFromTheFuture(t *testing.T) {
 			}
 		}
 		// Each replica accepts the token, also after its own clock has reached that time.
-		if _, err := s.Verify(noon.Add(time.Minute), signAt(t, s, noon, time.Hour), token.Audience); err != nil {
+		if _, err := s.Verify(noon.Add(time.Minute), signAt(t, s, noon, time.Hour)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -173,9 +173,9 @@ func TestAttack_T45_AKeyBeforeItsTime(t *testing.T) {
 	next := token.KeySet{Keys: both.Keys[1:]}
 	early := noon.Add(time.Hour + publish - token.Leeway - time.Second)
 	raw := signAt(t, next, early, time.Hour)
-	_, err := both.Verify(early, raw, token.Audience)
+	_, err := both.Verify(early, raw)
 	want(t, err, reason.TokenInvalid)
-	if _, err := next.Verify(early, raw, token.Audience); err != nil {
+	if _, err := next.Verify(early, raw); err != nil {
 		t.Errorf("where it is the only key: %v", err)
 	}
 }
@@ -253,7 +253,7 @@ func TestKeySet_EncodeAndParse(t *testing.T) {
 		}
 	}
 	at := noon.Add(time.Hour)
-	if _, err := back.Verify(at, signAt(t, s, at, time.Hour), token.Audience); err != nil {
+	if _, err := back.Verify(at, signAt(t, s, at, time.Hour)); err != nil {
 		t.Error(err)
 	}
 	golden := golden(t, "keys.golden.json")

@@ -26,10 +26,10 @@ func TestSign_AnHourIsTheLongestLifetime(t *testing.T) {
 func TestVerify_FiveMinutesBetweenTwoClocks(t *testing.T) {
 	s, _ := goldenKeys(t)
 	raw := golden(t, "token.golden.txt")
-	if _, err := s.Verify(noon.Add(-5*time.Minute), raw, token.Audience); err != nil {
+	if _, err := s.Verify(noon.Add(-5*time.Minute), raw); err != nil {
 		t.Error(err)
 	}
-	_, err := s.Verify(noon.Add(-5*time.Minute-time.Second), raw, token.Audience)
+	_, err := s.Verify(noon.Add(-5*time.Minute-time.Second), raw)
 	want(t, err, reason.Internal)
 }
 
@@ -37,7 +37,7 @@ func TestVerify_FiveMinutesBetweenTwoClocks(t *testing.T) {
 func TestVerify_SizeOfAToken(t *testing.T) {
 	s, _ := goldenKeys(t)
 	for n, message := range map[int]string{4096: "1 parts", 4097: "4097 bytes"} {
-		_, err := s.Verify(noon, []byte(strings.Repeat("a", n)), token.Audience)
+		_, err := s.Verify(noon, []byte(strings.Repeat("a", n)))
 		want(t, err, reason.TokenInvalid)
 		if !strings.Contains(err.Error(), message) {
 			t.Errorf("%d bytes: %v", n, err)

@@ -67,14 +67,14 @@ const (
 //   - The key set has that key, and the key has not expired. This replica may not have received an
 //     unknown key yet: reason TokenKeyUnknown, unless the token itself states that it has expired.
 //   - The signature verifies.
-//   - The profile is [Profile], the audience is the given one, and every claim is present.
+//   - The profile is [Profile], the audience is [Audience], and every claim is present.
 //   - Its lifetime is at most MaxLifetime, and its key was in use when it was issued.
 //   - It was issued, and is valid, not more than Leeway in the future: reason Internal, which is
 //     temporary.
 //   - It has not expired: reason TokenExpired.
 //
 // Every other failure has the reason TokenInvalid.
-func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, error) {
+func (s KeySet) Verify(now time.Time, raw []byte) (Claims, error) {
 	kid, payload, err := split(raw)
 	if err != nil {
 		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "token")
@@ -97,8 +97,8 @@ func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, erro
 	if err != nil {
 		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "claims")
 	}
-	if c.Audience != audience {
-		return Claims{}, reason.Deny(reason.TokenInvalid, "audience %.64q, want %q", c.Audience, audience)
+	if c.Audience != Audience {
+		return Claims{}, reason.Deny(reason.TokenInvalid, "audience %.64q, want %q", c.Audience, Audience)
 	}
 	if err := c.check(); err != nil {
 		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "claims")

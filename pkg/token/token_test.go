@@ -106,7 +106,7 @@ func want(t *testing.T, err error, code reason.Code) {
 func TestGoldenToken(t *testing.T) {
 	s, _ := goldenKeys(t)
 	raw := golden(t, "token.golden.txt")
-	got, err := s.Verify(noon, raw, token.Audience)
+	got, err := s.Verify(noon, raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestAttack_T45_ForgedTokenIsDenied(t *testing.T) {
 		t.Fatal(err)
 	}
 	honest := es256(t, key, header, string(payload))
-	if _, err := s.Verify(noon, honest, token.Audience); err != nil {
+	if _, err := s.Verify(noon, honest); err != nil {
 		t.Fatalf("the valid token: %v", err)
 	}
 
@@ -252,7 +252,7 @@ func TestAttack_T45_ForgedTokenIsDenied(t *testing.T) {
 		"it has 4097 bytes": bytes.Repeat([]byte("x"), 4097),
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := s.Verify(noon, raw, token.Audience)
+			got, err := s.Verify(noon, raw)
 			want(t, err, reason.TokenInvalid)
 			if got.Pool != "" {
 				t.Errorf("claims came back: %+v", got)
@@ -322,7 +322,7 @@ func TestAttack_T45_ATokenOutsideItsTime(t *testing.T) {
 			noon.Add(-token.Leeway - time.Second), reason.Internal},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := s.Verify(c.now, raw, token.Audience)
+			_, err := s.Verify(c.now, raw)
 			if c.code == 0 {
 				if err != nil {
 					t.Fatal(err)
@@ -345,9 +345,9 @@ func TestAttack_T45_TokenThatIsNotValidYet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Verify(noon, raw.Expose(), token.Audience)
+	_, err = s.Verify(noon, raw.Expose())
 	want(t, err, reason.Internal)
-	if _, err := s.Verify(c.NotBefore, raw.Expose(), token.Audience); err != nil {
+	if _, err := s.Verify(c.NotBefore, raw.Expose()); err != nil {
 		t.Errorf("at its nbf: %v", err)
 	}
 }
@@ -355,7 +355,7 @@ func TestAttack_T45_TokenThatIsNotValidYet(t *testing.T) {
 func TestAttack_T45_UnknownKey(t *testing.T) {
 	s, _ := goldenKeys(t)
 	raw := golden(t, "token.golden.txt")
-	if _, err := s.Verify(noon, raw, token.Audience); err != nil {
+	if _, err := s.Verify(noon, raw); err != nil {
 		t.Fatal(err)
 	}
 	other, err := token.KeySet{}.Rotate(noon, rand.Reader, 0)
@@ -363,12 +363,12 @@ func TestAttack_T45_UnknownKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The key may not have reached this replica yet, so this denial is temporary ...
-	_, err = other.Verify(noon, raw, token.Audience)
+	_, err = other.Verify(noon, raw)
 	want(t, err, reason.TokenKeyUnknown)
-	_, err = token.KeySet{}.Verify(noon, raw, token.Audience)
+	_, err = token.KeySet{}.Verify(noon, raw)
 	want(t, err, reason.TokenKeyUnknown)
 	// ... unless the token itself states that it has expired.
-	_, err = other.Verify(noon.Add(time.Hour), raw, token.Audience)
+	_, err = other.Verify(noon.Add(time.Hour), raw)
 	want(t, err, reason.TokenExpired)
 }
 
@@ -392,15 +392,15 @@ func TestSign_RejectsWhatVerifyWouldDeny(t *testing.T) {
 	}
 }
 
-func TestChecker_DefaultsToTheGatesAudience(t *testing.T) {
+func TestChecker_UsesTheCurrentKeys(t *testing.T) {
 	s, _ := goldenKeys(t)
-	keys := func() token.KeySet { return s }
-	raw := golden(t, "token.golden.txt")
-	if _, err := (token.Checker{Keys: keys}).Verify(noon, raw); err != nil {
+	c, raw := token.Checker{Keys: func() token.KeySet { return s }}, golden(t, "token.golden.txt")
+	if _, err := c.Verify(noon, raw); err != nil {
 		t.Error(err)
 	}
-	_, err := token.Checker{Keys: keys, Audience: "report"}.Verify(noon, raw)
-	want(t, err, reason.TokenInvalid)
+	s = token.KeySet{}
+	_, err := c.Verify(noon, raw)
+	want(t, err, reason.TokenKeyUnknown)
 }
 
 func FuzzToken(f *testing.F) {
@@ -412,7 +412,7 @@ func FuzzToken(f *testing.F) {
 	f.Add(es256(f, key, `{"alg":"ES256","kid":"x","typ":"eat+jwt"}`, `{"exp":1}`))
 	parts := bytes.SplitN(honest, []byte("."), 3)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		c, err := s.Verify(noon, raw, token.Audience)
+		c, err := s.Verify(noon, raw)
 		if err == nil {
 			// An attacker cannot create another token. ECDSA only allows a second signature of the
 			// same claims (r, n-s).

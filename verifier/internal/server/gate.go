@@ -34,7 +34,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 		PreApproved:  s.preApproved(),
 		Provisioning: shared,
 		Policy:       s.poolPolicy,
-		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: token.Audience},
+		Tokens:       token.Checker{Keys: s.TokenKeys},
 		Redeem:       redeemer,
 		Healthy:      func() bool { return len(s.Problems()) == 0 },
 		Admit: func(r *http.Request) error {
