@@ -18,6 +18,7 @@
 package firstboot
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/base64"
 	"encoding/json"
@@ -82,7 +83,8 @@ const version = "3.1.0"
 
 // downloadTime is the time in seconds for which Ignition tries to download a file. Without a limit, it would wait
 // indefinitely for an agent that no verifier has anymore after an update. After a reboot it fetches the config again.
-const downloadTime = 600
+// The limit is for all files of the first boot, so it is longer than an outage should be.
+const downloadTime = 6 * 3600
 
 type ignitionConfig struct {
 	Ignition struct {
@@ -129,8 +131,9 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 	if len(preApproved) == 0 || len(c.Agents) == 0 || len(c.Pointer) == 0 || c.Origin == "" {
 		return nil, errors.New("the config, the agents, the pointer config and the origin are all required")
 	}
-	var own ignitionConfig
-	own.Ignition.Timeouts.HTTPTotal = downloadTime
+	var given, own ignitionConfig
+	_ = json.Unmarshal(preApproved, &given) // Ignition reports an error in it
+	own.Ignition.Timeouts.HTTPTotal = cmp.Or(given.Ignition.Timeouts.HTTPTotal, downloadTime)
 	for _, arch := range slices.Sorted(maps.Keys(c.Agents)) {
 		name, ok := Architectures[arch]
 		if !ok {

@@ -89,8 +89,15 @@ func TestConfig_CarriesTheAgentBesideThePreApprovedConfig(t *testing.T) {
 		t.Errorf("state %q", got)
 	}
 	// A hash that no verifier serves must end the boot, so that the next one fetches the config again.
-	if total := c.Ignition.Timeouts.HTTPTotal; total == nil || *total != 600 {
+	if total := c.Ignition.Timeouts.HTTPTotal; total == nil || *total != 6*3600 {
 		t.Errorf("downloads are tried for %v seconds", total)
+	}
+	own, err := firstboot.Config([]byte(`{"ignition":{"version":"3.2.0","timeouts":{"httpTotal":60}}}`), agentConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if total := merged(t, own).Ignition.Timeouts.HTTPTotal; total == nil || *total != 60 {
+		t.Errorf("with a time of the pre-approved config, downloads are tried for %v seconds", total)
 	}
 	u := c.Systemd.Units[0]
 	if u.Name != firstboot.UnitName || !*u.Enabled || *u.Contents != firstboot.Unit() {
