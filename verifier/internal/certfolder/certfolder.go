@@ -308,9 +308,10 @@ func (f *Folder) newCA(s state) (mcscert.Status, error) {
 	if err != nil {
 		return s.Status, err
 	}
-	bundle := slices.DeleteFunc(append(made, s.Bundle...),
+	bundle := slices.DeleteFunc(slices.Concat(made, s.Bundle),
 		func(c *x509.Certificate) bool { return f.now().After(c.NotAfter) })
-	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, mcscert.Encode(bundle...)); err != nil {
+	// An expired CA leaves the bundle last: until then it shows which pointer configs are this server's.
+	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, mcscert.Encode(slices.Concat(made, s.Bundle)...)); err != nil {
 		return s.Status, err
 	}
 	if err := wholefile.Write(f.path("tls/ca.key"), 0o600, ca.Key.Expose()); err != nil {
@@ -318,6 +319,9 @@ func (f *Folder) newCA(s state) (mcscert.Status, error) {
 	}
 	with := mcscert.Authorities{Bundle: bundle, Earlier: mcscert.Encode(s.Bundle...), Signer: made[0]}
 	if _, err := f.pointers(with, false); err != nil {
+		return s.Status, err
+	}
+	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, mcscert.Encode(bundle...)); err != nil {
 		return s.Status, err
 	}
 	return f.Inspect()

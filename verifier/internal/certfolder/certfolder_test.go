@@ -146,6 +146,28 @@ func TestDue_PointerConfigsGetTheNewCAAfterTheirCAExpired(t *testing.T) {
 	}
 }
 
+// Nothing is lost if a pointer config cannot be written. The name is too long for the file that replaces it.
+func TestDue_PointerConfigsGetTheNewCAAlsoIfAWriteFails(t *testing.T) {
+	f := newFiles(t)
+	short, long := f.path("pointers/worker.ign"), f.path("pointers/"+strings.Repeat("x", 250)+".ign")
+	f.now = f.now.Add(11 * year)
+	if err := os.Rename(short, long); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := f.Due(); err == nil {
+		t.Fatal("the pointer config was written")
+	}
+	if err := os.Rename(long, short); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := f.Due(); err != nil {
+		t.Fatal(err)
+	}
+	if err := verify(f.inspect().Leaf, f.roots(), f.now); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFolderRotateStepByStep(t *testing.T) {
 	f := newFiles(t)
 	first, before := f.inspect(), f.roots()

@@ -77,6 +77,7 @@ type Reconciler struct {
 	certs          certrotation.Rotator
 
 	missing     time.Time // since when the CA has not existed
+	former      []byte    // bundles that were read since the pointer configs were last renewed without a failure
 	mine, rival bool      // whether the CA had our annotations, and has had others since
 
 	mu       sync.Mutex

@@ -355,6 +355,29 @@ func TestPointerConfigs_GetTheNewCAAfterTheirCAExpired(t *testing.T) {
 	})
 }
 
+// A pointer config that could not be written is still known as this server's in the next pass.
+func TestPointerConfigs_GetTheNewCAAlsoIfAWriteFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
+		r.sync()
+		time.Sleep(11 * year)
+		r.refuse = func(verb string, _ runtime.Object, key client.ObjectKey) error {
+			if verb == "update" && key.Name == "worker-user-data" {
+				return errors.New("the API server does not answer")
+			}
+			return nil
+		}
+		for range 3 {
+			_ = r.reconcile()
+		}
+		r.refuse = nil
+		s := r.sync()
+		if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The objects in testdata are what an earlier version wrote with OpenShift's library-go. They are accepted as
 // they are, their CA signs, and their rotation continues.
 func TestObjectsOfLibraryGoAreAccepted(t *testing.T) {

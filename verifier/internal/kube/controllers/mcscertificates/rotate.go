@@ -7,6 +7,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -89,7 +91,16 @@ func (r *Reconciler) rotate(
 	}
 	r.renewed("CABundleRenewed", "the bundle in ConfigMap", r.ca, why)
 	// Machines must trust the CA before it signs a certificate.
-	found, incomplete := r.pointerConfigs.renew(ctx, o.authorities(bundle, ca.Certificate), false)
+	with := o.authorities(bundle, ca.Certificate)
+	with.Earlier = append(with.Earlier, r.former...)
+	found, incomplete := r.pointerConfigs.renew(ctx, with, false)
+	failed := slices.ContainsFunc(found, func(p mcscert.PointerConfig) bool { return p.Failed })
+	switch {
+	case incomplete == nil && !failed:
+		r.former = nil
+	case o.bundle != nil && !strings.Contains(string(r.former), o.bundle.Data[certrotation.BundleKey]):
+		r.former = append(r.former, o.bundle.Data[certrotation.BundleKey]+"\n"...)
+	}
 	why, err = r.certs.Serving(ctx, r.serving, o.serving, ca, mcscert.Serving{
 		Hosts: hosts, Bundle: bundle, PointerConfigs: found, Incomplete: incomplete != nil, Force: force,
 	})
