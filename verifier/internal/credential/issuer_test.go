@@ -615,6 +615,20 @@ func TestRevoke_ContinuesAfterAFailure(t *testing.T) {
 	}
 }
 
+// A record can name a bootstrap token where the controller may not delete any. It can be revoked all the same.
+func TestRevoke_ContinuesAfterABootstrapTokenThatItMayNotDelete(t *testing.T) {
+	for kind, failed := range map[config.CredentialKind]bool{config.ServiceAccountToken: false, config.BootstrapToken: true} {
+		a := newAPI(t)
+		a.add("kube-system/bootstrap-token-abcdef")
+		a.fails = once(1, "delete secrets kube-system/", forbidden())
+		err := a.issuer(kind).Revoke(t.Context(), "u1", []v1alpha1.CredentialStatus{
+			{Secret: "kube-system/bootstrap-token-abcdef", SecretUID: "secret-1"}})
+		if (err != nil) != failed {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+}
+
 // Such a record is no machine's, and has no credential.
 func TestRevoke_DeletesNothingWithoutAMachine(t *testing.T) {
 	for _, uid := range []string{"", record.BreakGlassUID("x")} {

@@ -82,6 +82,10 @@ func (i *Issuer) remove(ctx context.Context, secret, uid string) error {
 		o = *metav1.NewPreconditionDeleteOptions(uid)
 	}
 	err := i.Client.CoreV1().Secrets(namespace).Delete(ctx, name, o)
+	if kerrors.IsForbidden(err) && namespace == bootstrapNamespace && i.Config.Kind != config.BootstrapToken {
+		i.Log.Warn("a record names a bootstrap token, which this cluster does not use; it is not deleted", "secret", secret)
+		return nil
+	}
 	if err != nil && !kerrors.IsNotFound(err) && !(uid != "" && kerrors.IsConflict(err)) {
 		return fmt.Errorf("delete Secret %s: %w", secret, err)
 	}
