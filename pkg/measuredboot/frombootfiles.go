@@ -95,19 +95,18 @@ func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
 	return out, nil
 }
 
-// rootOfKernel returns the parameter root= of a command line if the kernel needs no initramfs for it
-// (Linux, init/do_mounts.c and block/early-lookup.c), or "". GRUB also boots if it cannot read the
+// rootsOfInitramfs begin the values of root= that only programs in an initramfs understand (dracut.cmdline(7)).
+var rootsOfInitramfs = []string{"UUID=", "LABEL=", "/dev/mapper/", "/dev/disk/", "live:", "nfs:", "nfs4:", "iscsi:",
+	"nbd:", "fcoe:", "nvmf:", "http://", "https://", "dhcp"}
+
+// rootOfKernel returns the parameter root= of a command line, or "" if the kernel needs an initramfs for it
+// (Linux, init/do_mounts.c and block/early-lookup.c). GRUB also boots if it cannot read the
 // initramfs. The system in root= could then extend what GRUB would have measured.
 func rootOfKernel(commandLine string) string {
 	for _, word := range strings.Split(commandLine, " ") {
 		value, ok := strings.CutPrefix(word, "root=")
-		device, isDevice := strings.CutPrefix(value, "/dev/")
-		switch {
-		case !ok, value == "":
-		case strings.HasPrefix(value, "*"), isDevice && !strings.Contains(device, "/"), // /dev/mapper/... needs an initramfs
-			strings.HasPrefix(value, "PARTUUID="), strings.HasPrefix(value, "PARTLABEL="),
-			strings.HasPrefix(value, "mtd"), strings.HasPrefix(value, "ubi"),
-			strings.Trim(value, "0123456789abcdefABCDEF:") == "":
+		begins := func(prefix string) bool { return strings.HasPrefix(value, prefix) }
+		if ok && value != "" && !slices.ContainsFunc(rootsOfInitramfs, begins) {
 			return word
 		}
 	}

@@ -148,7 +148,7 @@ func TestAttack_T71_TheKernelFindsItsRootOnlyWithTheInitramfs(t *testing.T) {
 	for with, denied := range map[string]bool{
 		"root=/dev/vda2": true, "root=/dev/$boot_disk": true, "root=/dev/nfs": true, "root=PARTUUID=1-2": true,
 		"root=PARTLABEL=root": true, "root=8:2": true, "root=0802": true, "root=mtd0": true, "root=ubi0:root": true,
-		"root=$device": true, root + " root=/dev/sda1": true,
+		"root=$device": true, "root=0x0802": true, "root=/dev/cciss/c0d0p2": true, root + " root=/dev/sda1": true,
 		root: false, "root=LABEL=root": false, "root=/dev/mapper/rhel-root": false, "root=live:CDLABEL=x": false,
 		"systemd.root=/dev/vda2": false, "root=": false,
 	} {

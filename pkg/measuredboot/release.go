@@ -363,5 +363,11 @@ func (r *ReferenceValues) validateGRUB() error {
 	if r.ofUKI() && len(r.Loads) > 0 {
 		return fmt.Errorf("loads: a UKI (pcr11) loads no kernel from a file")
 	}
+	for _, name := range []string{grubLoader, kernel} { // whose order is checked
+		named := func(c Component) bool { return c.Name == name }
+		if len(r.Loads) > 0 && !slices.ContainsFunc(r.Applications, named) {
+			return fmt.Errorf("applications: none has the name %q, which a document with loads needs", name)
+		}
+	}
 	return nil
 }

@@ -528,6 +528,14 @@ func TestValidate_PatternsOfGRUB(t *testing.T) {
 		"commandLines[0]": func(r *measuredboot.ReferenceValues) { r.CommandLines = []measuredboot.Words{"vmlinuz x"} },
 		"commandLines[1]": func(r *measuredboot.ReferenceValues) { r.CommandLines[1] = "/vmlinuz ro *" },
 		"commands[2]":     func(r *measuredboot.ReferenceValues) { r.Commands[2] = "linux (*)/vmlinuz ro a*" },
+		`applications: none has the name "kernel"`: func(r *measuredboot.ReferenceValues) {
+			r.Applications = slices.Clone(r.Applications)
+			for i, c := range r.Applications {
+				if c.Name == "kernel" {
+					r.Applications[i].Name = "vmlinuz-6.1"
+				}
+			}
+		},
 		"loads:": func(r *measuredboot.ReferenceValues) {
 			r.PCR11, r.Loads = references(t, eventlogtest.SecureBootUKI).PCR11[:1], r.Loads[:1]
 		},
