@@ -48,7 +48,9 @@ func (a *appraisal) endorse(ctx context.Context) error {
 			return a.refuseStated(err)
 		}
 		if err != nil {
-			unusable = err
+			if unusable == nil || !reason.From(unusable).Code.Temporary() {
+				unusable = err
+			}
 			continue
 		}
 		a.endorsed, a.endorsement = endorsed, kind

@@ -91,6 +91,11 @@ func TestEndorse(t *testing.T) {
 			want:         reason.EKNotEnrolled, stranger: true},
 		"a bad certificate, and the policy accepts no other endorsement": {endorsements: []v1alpha1.Endorsement{manufacturer},
 			change: func(tr *trial) { tr.endorsers[manufacturer] = vouches{err: bad} }, want: reason.EKUntrusted},
+		"an unknown authority and a bad certificate": {endorsements: []v1alpha1.Endorsement{certificate, manufacturer},
+			change: func(tr *trial) {
+				tr.endorsers[certificate] = vouches{err: reason.Deny(reason.DocumentUntrusted, "no anchor")}
+				tr.endorsers[manufacturer] = vouches{err: bad}
+			}, want: reason.DocumentUntrusted},
 		"a bad AK certificate, and the EK is enrolled": {endorsements: []v1alpha1.Endorsement{certificate, enrolled},
 			change: func(tr *trial) { tr.endorsers[certificate] = vouches{err: bad} }, by: enrolled},
 		"genuine, and an administrator must approve it": {endorsements: []v1alpha1.Endorsement{enrolled, manufacturer},
