@@ -13,6 +13,7 @@ import (
 
 	// The manifests are in these folders of OpenShift's API module. The imports keep the module in
 	// go.mod.
+	_ "github.com/openshift/api/config/v1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/operator/v1/zz_generated.crd-manifests"
@@ -23,6 +24,9 @@ import (
 
 // standardCRDs lists the CRDs of a standard OpenShift cluster by package.
 var standardCRDs = map[string][]string{
+	"github.com/openshift/api/config/v1/zz_generated.crd-manifests": {
+		"0000_10_config-operator_01_authentications-Default.crd.yaml", // for the version before
+	},
 	"github.com/openshift/api/operator/v1/zz_generated.crd-manifests": {
 		"0000_20_kube-apiserver_01_kubeapiservers-Default.crd.yaml",
 	},
@@ -80,8 +84,8 @@ func (m manifestModule) dir() (string, error) {
 }
 
 // InstallOpenShift installs the API of an OpenShift cluster: Machines, MachineConfigs,
-// MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the KubeAPIServer, the
-// Prometheus operator's resources, and the relevant namespaces.
+// MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the Authentication, the
+// KubeAPIServer, the Prometheus operator's resources, and the relevant namespaces.
 func (c *Cluster) InstallOpenShift(t TB) {
 	t.Helper()
 	var files []string
@@ -102,7 +106,8 @@ func (c *Cluster) InstallOpenShift(t TB) {
 	}
 	namespaces.WriteString(
 		"---\napiVersion: operator.openshift.io/v1\nkind: KubeAPIServer\nmetadata: {name: cluster}\n" +
-			"spec: {managementState: Managed}\n")
+			"spec: {managementState: Managed}\n" +
+			"---\napiVersion: config.openshift.io/v1\nkind: Authentication\nmetadata: {name: cluster}\nspec: {}\n")
 	c.KubectlApply(t, namespaces.String())
 }
 
