@@ -287,7 +287,13 @@ func (b *Backend) reloaded(what string, changed bool, err error) {
 
 func (b *Backend) measure(snapshot *folder.Snapshot) {
 	now := b.parts.Now()
-	b.parts.Metrics.Folder(now, len(snapshot.Problems), map[string]int{
+	serious := 0
+	for _, p := range snapshot.Problems {
+		if !p.Warning {
+			serious++
+		}
+	}
+	b.parts.Metrics.Folder(now, serious, map[string]int{
 		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
 		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
 	})

@@ -4,6 +4,7 @@ package inventory
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"log/slog"
 	"maps"
@@ -324,7 +325,11 @@ func (p *Policies) fill(w *view.View) *anchors.Set {
 		var problems []manifest.Problem
 		p.trust, problems = p.content.trusted()
 		for _, problem := range problems {
-			p.o.Log.Warn("trust anchors", "problem", problem.Error())
+			level := slog.LevelError
+			if problem.Warning {
+				level = slog.LevelWarn
+			}
+			p.o.Log.Log(context.Background(), level, "trust anchors", "problem", problem.Error())
 		}
 	}
 	w.Trust = p.trust
