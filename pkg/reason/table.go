@@ -145,7 +145,7 @@ var table = map[Code]Info{
 		"The cloud's document does not parse, or its signature does not verify.",
 		"Read the audit line. It names the check that failed. A genuine, unaltered document passes."),
 	DocumentNotFresh: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "DocumentNotFresh",
-		"The cloud's document was made for another exchange, or has expired.",
+		"The cloud's document was made for another exchange, or its credentials have expired.",
 		"Check for the replay of an old document, and whether the agent and the verifier compute the same "+
 			"transcript."),
 	// Temporary, because clouds change their authorities without notice: it is rarely the caller's fault.
@@ -284,8 +284,9 @@ var table = map[Code]Info{
 		"The verifier is shutting down.",
 		"Wait. Another replica answers, or this one after its restart."),
 	Internal: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "Internal",
-		"The verifier failed with an internal error.",
-		"Search the verifier's log for the correlation ID."),
+		"The verifier failed with an internal error, or one of two clocks is wrong.",
+		"Read the audit line. If it is about a time, check the clock of the verifier. Otherwise search the verifier's log for "+
+			"the correlation ID."),
 	ReferenceValuesMissing: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ReferenceValuesMissing",
 		"The policy names reference values that the verifier does not have.",
 		"Put the document into reference-values/, or correct spec.tpm2.referenceValues in the policy."),
