@@ -285,8 +285,8 @@ var table = map[Code]Info{
 		"Wait. Another replica answers, or this one after its restart."),
 	Internal: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "Internal",
 		"The verifier failed with an internal error, or one of two clocks is wrong.",
-		"Read the audit line. If it is about a time, check the clock of the verifier. Otherwise search the verifier's log for "+
-			"the correlation ID."),
+		"Read the audit line. If it is about a time, check the clock of the verifier. Otherwise search the verifier's "+
+			"log for the correlation ID."),
 	ReferenceValuesMissing: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ReferenceValuesMissing",
 		"The policy names reference values that the verifier does not have.",
 		"Put the document into reference-values/, or correct spec.tpm2.referenceValues in the policy."),

@@ -617,7 +617,9 @@ func TestRevoke_ContinuesAfterAFailure(t *testing.T) {
 
 // A record can name a bootstrap token where the controller may not delete any. It can be revoked all the same.
 func TestRevoke_ContinuesAfterABootstrapTokenThatItMayNotDelete(t *testing.T) {
-	for kind, failed := range map[config.CredentialKind]bool{config.ServiceAccountToken: false, config.BootstrapToken: true} {
+	for kind, failed := range map[config.CredentialKind]bool{
+		config.ServiceAccountToken: false, config.BootstrapToken: true,
+	} {
 		a := newAPI(t)
 		a.add("kube-system/bootstrap-token-abcdef")
 		a.fails = once(1, "delete secrets kube-system/", forbidden())

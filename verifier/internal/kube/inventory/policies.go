@@ -4,7 +4,6 @@ package inventory
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"log/slog"
 	"maps"
@@ -325,11 +324,11 @@ func (p *Policies) fill(w *view.View) *anchors.Set {
 		var problems []manifest.Problem
 		p.trust, problems = p.content.trusted()
 		for _, problem := range problems {
-			level := slog.LevelError
+			report := p.o.Log.Error
 			if problem.Warning {
-				level = slog.LevelWarn
+				report = p.o.Log.Warn
 			}
-			p.o.Log.Log(context.Background(), level, "trust anchors", "problem", problem.Error())
+			report("trust anchors", "problem", problem.Error())
 		}
 	}
 	w.Trust = p.trust
