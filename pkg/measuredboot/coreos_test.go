@@ -230,11 +230,7 @@ func withUpdate(t testing.TB, dir string) string {
 		t.Fatal(err)
 	}
 	put(t, dir, strings.Replace(entryA, "ostree-1", "ostree-2", 1), updated(string(entry)))
-	image, err := os.ReadFile("/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed")
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(t, dir, updated(kernelA), string(image))
+	copyFile(t, dir, updated(kernelA), "/usr/lib/shim/fbx64.efi.signed")
 	put(t, dir, updated(initrdA), "initramfs B")
 	return dir
 }

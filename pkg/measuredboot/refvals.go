@@ -195,7 +195,7 @@ func (r *ReferenceValues) Validate() error {
 			return err
 		}
 	}
-	return cmp.Or(r.validateGRUB(), r.validateFirmware())
+	return cmp.Or(r.validateFirmware(), r.validateGRUB())
 }
 
 func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {
