@@ -112,6 +112,7 @@ func TestRefvals_AContainerImageHasTheValuesOfItsUKI(t *testing.T) {
 func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 	shim := read(t, "/usr/lib/shim/shimx64.efi.signed")
 	grub := read(t, "/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed")
+	kernel := read(t, "/usr/lib/shim/mmx64.efi.signed") // another signed image
 	const version, deployment = "6.12.1-200.fc43.x86_64", "ostree/fedora-coreos-1f2e/"
 	config := map[string]string{
 		"efi/EFI/fedora/grub.cfg": "configfile /grub2/grub.cfg\n",
@@ -134,7 +135,7 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 	}
 	want, err := source{boot: folder(map[string]string{
 		"efi/EFI/BOOT/BOOTX64.EFI": shim, "efi/EFI/fedora/grubx64.efi": grub,
-		deployment + "vmlinuz-" + version: shim, deployment + "initramfs-" + version + ".img": "initramfs",
+		deployment + "vmlinuz-" + version: kernel, deployment + "initramfs-" + version + ".img": "initramfs",
 	})}.referenceValues("x")
 	if err != nil || len(want) != 1 || len(want[0].Loads) != 3 {
 		t.Fatalf("the disk: %+v, %v", want, err)
@@ -142,7 +143,7 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 	image := func(efi string) string {
 		return layoutOf(t, map[string]string{
 			efi + "BOOT/BOOTX64.EFI": shim, efi + "fedora/grubx64.efi": grub,
-			"usr/lib/modules/" + version + "/vmlinuz": shim, "usr/lib/modules/" + version + "/initramfs.img": "initramfs",
+			"usr/lib/modules/" + version + "/vmlinuz": kernel, "usr/lib/modules/" + version + "/initramfs.img": "initramfs",
 		})
 	}
 	for _, efi := range []string{
@@ -170,7 +171,7 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 			"which no container image has"},
 	} {
 		entry := strings.ReplaceAll(config["loader.1/entries/ostree-1.conf"], c.old, c.replacement)
-		disk := folder(map[string]string{"loader.1/entries/ostree-1.conf": entry, "vmlinuz": shim})
+		disk := folder(map[string]string{"loader.1/entries/ostree-1.conf": entry, "vmlinuz": kernel})
 		_, err := source{oci: image("usr/lib/bootupd/updates/EFI/"), boot: disk}.referenceValues("x")
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
@@ -188,7 +189,7 @@ func TestRefvals_AnISOHasTheValuesOfItsFiles(t *testing.T) {
 			"\tlinux /images/pxeboot/vmlinuz coreos.liveiso=coreos-43 ignition.firstboot ignition.platform.id=metal\n" +
 			strings.Repeat("#", 1000) + " KERNEL ARGUMENTS\n" +
 			"\tinitrd /images/pxeboot/initrd.img /images/ignition.img\n}\n",
-		"images/pxeboot/vmlinuz":    shim,
+		"images/pxeboot/vmlinuz":    read(t, "/usr/lib/shim/mmx64.efi.signed"),
 		"images/pxeboot/initrd.img": "initramfs",
 		"images/pxeboot/rootfs.img": "root file system",
 		"images/ignition.img":       strings.Repeat("\x00", 1000),
