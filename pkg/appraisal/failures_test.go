@@ -301,8 +301,20 @@ func TestAnswers_HaveTheRecord(t *testing.T) {
 	}
 	tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) { *in = again.Answers.Replaying(*in) }
 	tr.passes(t, "a")
+	again.Answers.Recorded[0].Identity.InstanceID = "another"
+	tr.refused(t, reason.MachineTooOld)
 	again.Answers.Recorded = nil // as in evidence of an earlier version
 	tr.refused(t, reason.MachineTooOld)
+}
+
+// A failure to read the records is the same while the answers are recorded.
+func TestAnswers_FailureOfTheRecords(t *testing.T) {
+	tr := newTrial(evidence.GCPIdentity)
+	old(tr)
+	tr.lookup = reason.Deny(reason.StoreUnavailable, "no records")
+	var saved appraisal.Saved
+	tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) { *in = saved.Answers.Recording(*in) }
+	tr.refused(t, reason.StoreUnavailable)
 }
 
 // code returns the code of a denial, or 0.

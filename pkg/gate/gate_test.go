@@ -422,6 +422,11 @@ func TestAccessLine_IsLimited(t *testing.T) {
 			}
 		}
 	}
+	r := get("/config/worker", good)
+	r.Header.Set("Accept", " ~\x7f\x1f")
+	if line := accessLine("worker", "192.0.2.7:1", r); !strings.HasSuffix(line, `Accept-Header: " ~??"`) {
+		t.Error(line)
+	}
 }
 
 // The token of the header, as RFC 6750 and the alphabet of token68 in RFC 9110 define it.

@@ -764,6 +764,21 @@ func TestAttack_T33_ALoaderBeforeTheUKI(t *testing.T) {
 	fails(t, b, reason.MeasuredBoot, `an image of ovmf-secureboot-uki, "shim", seen none`)
 }
 
+// A UKI may have any name: no GRUB has to start before it.
+func TestReleaseNeedsNoGRUBBeforeAUKI(t *testing.T) {
+	b := captured(t, eventlogtest.SecureBootUKI)
+	b.profile = measuredboot.Release
+	b.quoted = eventlogtest.Load(t, eventlogtest.SecureBootUKI).PCRs("sha256", measuredboot.Release.PCRs()...)
+	b.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}
+	passes(t, b)
+	for i, c := range b.refs[0].Applications {
+		if c.Name == "uki" {
+			b.refs[0].Applications[i].Name = "kernel"
+		}
+	}
+	passes(t, b)
+}
+
 // withSDBoot returns the reference values of the UKI that the captured systemd-boot started.
 func withSDBoot(t testing.TB, b boot) measuredboot.ReferenceValues {
 	t.Helper()

@@ -529,7 +529,7 @@ func TestValidate_PatternsOfGRUB(t *testing.T) {
 		"commandLines[1]": func(r *measuredboot.ReferenceValues) { r.CommandLines[1] = "/vmlinuz ro *" },
 		"commands[2]":     func(r *measuredboot.ReferenceValues) { r.Commands[2] = "linux (*)/vmlinuz ro a*" },
 		`applications: none has the name "kernel"`: func(r *measuredboot.ReferenceValues) {
-			r.Applications = slices.Clone(r.Applications)
+			r.Applications, r.Loads = slices.Clone(r.Applications), r.Loads[:1]
 			for i, c := range r.Applications {
 				if c.Name == "kernel" {
 					r.Applications[i].Name = "vmlinuz-6.1"

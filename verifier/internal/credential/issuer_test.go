@@ -629,6 +629,12 @@ func TestRevoke_ContinuesAfterABootstrapTokenThatItMayNotDelete(t *testing.T) {
 			t.Errorf("%s: %v", kind, err)
 		}
 	}
+	a := newAPI(t)
+	a.fails = once(1, "delete secrets kube-system/", kerrors.NewServiceUnavailable("busy"))
+	if err := a.issuer(config.ServiceAccountToken).Revoke(t.Context(), "u1", []v1alpha1.CredentialStatus{
+		{Secret: "kube-system/bootstrap-token-abcdef", SecretUID: "secret-1"}}); err == nil {
+		t.Error("a failure that may pass is no error")
+	}
 }
 
 // Such a record is no machine's, and has no credential.
