@@ -33,7 +33,9 @@ import (
 func metadata(t *testing.T, c *aws.Cloud, id string) *imds.Client {
 	s := httptest.NewServer(c.Metadata(id))
 	t.Cleanup(s.Close)
-	return imds.New(imds.Options{Endpoint: s.URL, EnableFallback: sdk.FalseTernary, Retryer: sdk.NopRetryer{}})
+	// Without the limits of the SDK's own client: 500 ms until the answer, and 5 s for all of it.
+	return imds.New(imds.Options{Endpoint: s.URL, EnableFallback: sdk.FalseTernary, Retryer: sdk.NopRetryer{},
+		HTTPClient: s.Client(), DisableDefaultTimeout: true})
 }
 
 func api(t *testing.T, c *aws.Cloud) (string, *http.Client) {
