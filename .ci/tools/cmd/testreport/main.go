@@ -8,7 +8,8 @@
 //	testreport -log artifacts/test.json <(go test -json ./a) <(go test -json ./b)
 //
 // It fails if a package or a test failed, if a test was skipped, or if docs/status.md names a
-// test that does not exist or did not run. It lists the slowest tests and packages. The last
+// test that does not exist or did not run. It lists the slowest tests and packages, and repeats
+// at the end what the failed ones printed, because a long log may be cut in its middle. The last
 // line is "N passed, N failed".
 package main
 
@@ -86,6 +87,7 @@ func main() {
 	if *status != "" {
 		ok = r.checkStatus(*status) && ok
 	}
+	r.failures(80)
 	fmt.Printf("%d passed, %d failed\n", len(r.passed), len(r.failed)+len(r.skipped))
 	if !ok {
 		os.Exit(1)
@@ -137,7 +139,9 @@ func (r *report) event(e event, scenarios string) {
 	case "pass", "fail", "skip":
 		r.seconds[k] = e.Elapsed
 		r.done(e.Action, k, live)
-		delete(r.output, k)
+		if e.Action == "pass" {
+			delete(r.output, k)
+		}
 	}
 }
 
@@ -179,16 +183,24 @@ func (r *report) summary(scenarios string) bool {
 			fmt.Printf("  %-7s %6.1f s  %s\n", verdict, r.seconds[k], k.test)
 		}
 	}
-	for _, k := range r.failed {
-		fmt.Println("failed:", k.pkg, k.test)
-	}
-	for _, k := range r.skipped {
-		fmt.Println("skipped:", k.pkg, k.test)
-	}
 	if len(r.passed) == 0 {
 		fmt.Println("failed: no test ran")
 	}
 	return len(r.failed) == 0 && len(r.skipped) == 0 && len(r.passed) > 0
+}
+
+// failures repeats the last n lines of what did not pass.
+func (r *report) failures(n int) {
+	for _, list := range []struct {
+		name string
+		all  []key
+	}{{"failed", r.failed}, {"skipped", r.skipped}} {
+		for _, k := range list.all {
+			fmt.Printf("%s: %s\n", list.name, strings.TrimSpace(k.pkg+" "+k.test))
+			lines := strings.SplitAfter(strings.Join(r.output[k], ""), "\n")
+			fmt.Print(strings.Join(lines[max(0, len(lines)-1-n):], ""))
+		}
+	}
 }
 
 // slowest lists the n slowest tests and packages. A subtest counts as part of its test. Time
