@@ -57,7 +57,7 @@ var ErrKey = errors.New("tls/ca.key cannot be used")
 
 // lock excludes other commands until unlock, or until this process ends.
 func (f *Folder) lock() (unlock func(), err error) {
-	file, err := os.OpenFile(f.path("tls/.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	file, err := wholefile.Open(f.path("tls/.lock"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("folder %s does not exist: run 'certs init' to create it", f.path("tls"))
 	}
@@ -78,8 +78,8 @@ func (f *Folder) lock() (unlock func(), err error) {
 // Init creates the CA and the serving certificate if none of their files exist. made is false if all
 // exist.
 func (f *Folder) Init() (made bool, err error) {
-	if err := os.MkdirAll(f.path("tls"), 0o700); err != nil {
-		return false, fmt.Errorf("create folder: %w", err)
+	if err := wholefile.Mkdir(f.path("tls"), 0o700); err != nil {
+		return false, err
 	}
 	unlock, err := f.lock()
 	if err != nil {

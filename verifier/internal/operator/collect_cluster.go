@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -33,17 +34,26 @@ func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
 		return nil, []error{err}
 	}
 	names := [][2]string{
-		{c.o.Own, keysSecret}, {"openshift-config", "pull-secret"},
+		{c.o.Own, keysSecret}, {c.o.Own, "mcs-attest-cloud-credentials"}, {"openshift-config", "pull-secret"},
 		{"openshift-machine-config-operator", "machine-config-server-tls"},
 		{"openshift-machine-api", "worker-user-data"}, {"openshift-machine-api", "master-user-data"},
 	}
 	var errs []error
-	token := "openshift-config/machineconfig-auth"
-	if k, err := c.Configuration(ctx); err == nil {
-		token = k.ProvisioningToken.Secret
+	configured := []string{defaultProvisioningSecret}
+	switch k, err := c.Configuration(ctx); {
+	case err == nil:
+		configured = append(configured, k.ProvisioningToken.Secret)
+		if k.Kubernetes != nil {
+			configured = append(configured, k.Kubernetes.ServingSecret)
+			configured = append(configured, k.Kubernetes.UserDataSecrets...)
+		}
+	case !errors.Is(err, errNoConfiguration):
+		errs = append(errs, fmt.Errorf("the Secrets that the configuration names: %w", err))
 	}
-	if ns, name, err := config.SplitName(token); err == nil {
-		names = append(names, [2]string{ns, name})
+	for _, one := range configured {
+		if ns, name, err := config.SplitName(one); err == nil && !slices.Contains(names, [2]string{ns, name}) {
+			names = append(names, [2]string{ns, name})
+		}
 	}
 	var known []secret.Bytes
 	for _, n := range names {

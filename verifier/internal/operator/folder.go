@@ -110,8 +110,8 @@ func (f *Folder) Enroll(_ context.Context, m *v1alpha1.MachineAttestation, w Wri
 	if err != nil {
 		return Written{}, err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return Written{}, fmt.Errorf("make folder: %w", err)
+	if err := wholefile.Mkdir(filepath.Dir(path), 0o700); err != nil {
+		return Written{}, err
 	}
 	return out, wholefile.Write(path, 0o644, raw)
 }
@@ -251,10 +251,18 @@ func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Nod
 	case w.dry():
 		return Written{Where: path, File: true, Done: "changed", Object: object}, nil
 	}
-	info, err := os.Stat(path)
+	return Written{Where: path, File: true, Done: "changed", Object: object}, overwrite(path, next)
+}
+
+// overwrite replaces a manifest. A link to a file elsewhere, for example in a checkout of Git, is not replaced: later
+// changes of that file would have no effect.
+func overwrite(path string, content []byte) error {
+	info, err := os.Lstat(path)
 	if err != nil {
-		return Written{}, fmt.Errorf("read manifest: %w", err)
+		return fmt.Errorf("read manifest: %w", err)
 	}
-	return Written{Where: path, File: true, Done: "changed", Object: object},
-		wholefile.Write(path, info.Mode().Perm(), next)
+	if !info.Mode().IsRegular() {
+		return hint.New(fmt.Errorf("%s is a link, which this command does not replace", path), "edit the file that it refers to")
+	}
+	return wholefile.Write(path, info.Mode().Perm(), content)
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 // deleted is the Done of what a command deleted.
@@ -89,14 +88,19 @@ func quarantinedError(name string) error {
 		"run 'quarantine %s --release' first: a deletion would end the quarantine", name)
 }
 
-// quarantined reports whether a machine is quarantined by its files, or still by the serving verifier a moment
-// after they were read.
+// quarantined reports whether a machine is quarantined by its files, or by its record: by the serving verifier a
+// moment after the files were read, or because the quarantine may be in a file that is not readable now.
 func (f *Folder) quarantined(ctx context.Context, s *admin.State, about admin.Machine, m *machine.Machine) bool {
 	if m.Quarantined() {
 		return true
 	}
-	if !s.Serving || !about.Quarantined {
+	if !about.Quarantined {
 		return false
+	}
+	if !s.Serving {
+		// A verifier that starts keeps the quarantine of the record until each file is readable.
+		now, err := folder.Load(f.Config.Data)
+		return err != nil || now.Failed()
 	}
 	return wait.PollUntilContextTimeout(ctx, inForceEvery, releaseTime, false, func(ctx context.Context) (bool, error) {
 		s, err := f.State(ctx)
@@ -240,11 +244,7 @@ func (f *Folder) deleteEnrollment(e machine.Enrollment, w Write) (Written, error
 		if w.dry() {
 			return out, nil
 		}
-		info, err := os.Stat(path)
-		if err != nil {
-			return Written{}, fmt.Errorf("read manifest: %w", err)
-		}
-		return out, wholefile.Write(path, info.Mode().Perm(), next)
+		return out, overwrite(path, next)
 	case w.dry():
 		return out, nil
 	}

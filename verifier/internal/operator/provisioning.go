@@ -125,12 +125,11 @@ func (c *Cluster) Policies(ctx context.Context) (*policy.Set, error) {
 // it has a verifier.
 func (c *Cluster) provisioningSecret(ctx context.Context) (*config.Config, string, string, error) {
 	k, err := c.Configuration(ctx)
-	var h *hint.Error
 	name := defaultProvisioningSecret
 	switch {
 	case err == nil:
 		name = k.ProvisioningToken.Secret
-	case !errors.As(err, &h): // the ConfigMap is there, and broken
+	case !errors.Is(err, errNoConfiguration): // its token may be in another Secret
 		return nil, "", "", err
 	}
 	namespace, name, err := config.SplitName(name)

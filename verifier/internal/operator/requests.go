@@ -13,7 +13,6 @@ import (
 
 	rules "github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 )
@@ -44,8 +43,7 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 		return nil, c.failed("get", requests, "", err)
 	}
 	k, err := c.Configuration(ctx)
-	var absent *hint.Error
-	if errors.As(err, &absent) && !Forbidden(err) {
+	if errors.Is(err, errNoConfiguration) {
 		k = nil // there is no verifier here yet
 	} else if err != nil {
 		return nil, err

@@ -154,6 +154,10 @@ func TestAttack_T46_ABundleOfAClusterHoldsNoSecret(t *testing.T) {
 		planted["a signing key"] + `"}]}`, "seal.json": "{}"})
 	secrets("openshift-config", "machineconfig-auth", map[string]string{"token": planted["the provisioning token"]})
 	secrets("openshift-config", "pull-secret", map[string]string{".dockerconfigjson": planted["the pull secret"]})
+	const password, user, key = "correct-horse-battery", "user-data-of-a-site", "key-of-the-server"
+	secrets("mcs-attest", "mcs-attest-cloud-credentials", map[string]string{"password": password})
+	secrets("openshift-machine-api", "site-user-data", map[string]string{"userData": user})
+	secrets("mcs-attest", "serving", map[string]string{"tls.key": key})
 	secrets("mcs-attest", "something-else", map[string]string{"password": planted["a machine's password"]})
 	uid, err := f.machine("worker-0", "")
 	if err != nil {
@@ -203,8 +207,11 @@ spec: {pools: ["*"]}
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: mcs-attest-config, namespace: mcs-attest}
-data: {mcs-attest.yaml: "origins: [\"https://api-int.test:22623\"]\n", note: %q}
-`, all))
+data:
+  mcs-attest.yaml: "origins: [\"https://api-int.test:22623\"]\nkubernetes: {servingSecret: mcs-attest/serving, \
+    userDataSecrets: [openshift-machine-api/site-user-data]}\n"
+  note: %q
+`, strings.Join([]string{all, "vCenter rejects", password, user, key}, " ")))
 	c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: default, namespace: mcs-attest}\n")
 	put(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, fmt.Sprintf(`
 apiVersion: v1
@@ -229,6 +236,11 @@ spec:
 	for name, content := range files {
 		for _, leak := range leaks(content) {
 			t.Errorf("%s holds %s", name, leak)
+		}
+		for _, value := range []string{password, user, key} {
+			if strings.Contains(content, value) {
+				t.Errorf("%s holds %s", name, value)
+			}
 		}
 		if strings.Contains(content, "plain-environment-value") {
 			t.Errorf("%s holds a value of an environment", name)

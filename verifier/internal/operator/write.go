@@ -3,6 +3,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,7 +61,8 @@ func toObject(a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error
 	return &unstructured.Unstructured{Object: fields}, nil
 }
 
-// Enroll creates an enrollment, or with Replace gives an existing one this spec.
+// Enroll creates an enrollment. With Replace it changes an existing one, and keeps what an administrator wrote there
+// besides the TPM and the machine.
 func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	if a.Namespace == "" {
 		ns, err := c.enrollmentNamespace(ctx)
@@ -103,11 +105,7 @@ func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w 
 		} else if gone != nil {
 			return c.failed("get", attestations, a.Namespace, gone)
 		}
-		spec, _, _ := unstructured.NestedMap(o.Object, "spec")
-		if stopped, _, _ := unstructured.NestedBool(have.Object, "spec", "quarantined"); stopped {
-			spec["quarantined"] = true // only "quarantine --release" ends it
-		}
-		if err := unstructured.SetNestedMap(have.Object, spec, "spec"); err != nil {
+		if err := replaceEnrollment(have, o); err != nil {
 			return fmt.Errorf("replace enrollment: %w", err)
 		}
 		made, changed := client.Update(ctx, have, metav1.UpdateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
@@ -122,6 +120,35 @@ func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w 
 		return c.rejected("update", a.Namespace, changed)
 	})
 	return out, err
+}
+
+// replaceEnrollment gives have the TPM and the machine of want. [setEnrollment] does the same for a file.
+func replaceEnrollment(have, want *unstructured.Unstructured) error {
+	spec, _, err := unstructured.NestedMap(have.Object, "spec")
+	if err != nil {
+		return err
+	}
+	next, _, err := unstructured.NestedMap(want.Object, "spec")
+	if err != nil {
+		return err
+	}
+	// The reference may also have the API of the Machine.
+	ref := func(spec map[string]any) [2]string {
+		name, _, _ := unstructured.NestedString(spec, "machineRef", "name")
+		namespace, _, _ := unstructured.NestedString(spec, "machineRef", "namespace")
+		return [2]string{cmp.Or(namespace, have.GetNamespace()), name}
+	}
+	if spec == nil || ref(spec) != ref(next) {
+		delete(spec, "machineRef")
+	} else {
+		delete(next, "machineRef")
+	}
+	delete(spec, "pool")
+	if spec == nil {
+		spec = map[string]any{}
+	}
+	maps.Copy(spec, next)
+	return unstructured.SetNestedMap(have.Object, spec, "spec")
 }
 
 var errContended = errors.New("other clients keep changing the same object; try again")
@@ -205,8 +232,12 @@ func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttesta
 		if !has(&a.Spec) {
 			continue
 		}
-		done, err := c.patch(ctx, a.Namespace, a.Name, a.UID, w, map[string]any{field: nil})
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		var done Written
+		err := retried(func() (err error) {
+			done, err = c.patch(ctx, a.Namespace, a.Name, a.UID, w, map[string]any{field: nil})
+			return err
+		})
+		if apierrors.IsNotFound(err) {
 			continue // it was deleted, and its field with it
 		}
 		if err != nil {
@@ -237,7 +268,9 @@ func (c *Cluster) setFields(ctx context.Context, m *machine.Machine, w Write, sp
 		switch {
 		case err == nil:
 			return nil
-		case apierrors.IsConflict(err) && m.StandIn, apierrors.IsNotFound(err) && m.StandIn && !missingType(err):
+		case apierrors.IsConflict(err):
+			return err
+		case apierrors.IsNotFound(err) && m.StandIn && !missingType(err):
 			return errGone
 		case !apierrors.IsNotFound(err) || missingType(err):
 			return c.failed("patch", attestations, m.Namespace, err)
@@ -280,8 +313,8 @@ func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, s
 	return written("created", made)
 }
 
-// patch changes only fields of a spec, so that it conflicts with no other writer. With a
-// UID it changes only the object that has it.
+// patch changes only fields of a spec, so that it rarely conflicts with another writer. With a UID it changes only the
+// object that has it, and another one of this name is not found.
 func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.UID, w Write,
 	spec map[string]any) (Written, error) {
 	body := map[string]any{"spec": spec}
@@ -296,6 +329,9 @@ func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.U
 	before, err := client.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return Written{}, err
+	}
+	if own != "" && before.GetUID() != own {
+		return Written{}, apierrors.NewNotFound(attestations.GroupResource(), name)
 	}
 	if w.DryRun == DryRunClient {
 		for field, v := range spec {
@@ -366,12 +402,15 @@ func (c *Cluster) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error
 // configMap is the verifier's configuration in a cluster.
 const configMap, configKey = "mcs-attest-config", "mcs-attest.yaml"
 
-// Configuration is that of the cluster's verifier. A [hint.Error] error: there is none.
+// errNoConfiguration means that the cluster has no verifier yet.
+var errNoConfiguration = errors.New("there is no ConfigMap")
+
+// Configuration is that of the cluster's verifier. The error is errNoConfiguration if there is none.
 func (c *Cluster) Configuration(ctx context.Context) (*config.Config, error) {
 	name := "ConfigMap " + c.o.Own + "/" + configMap
 	o, err := c.core.ConfigMaps(c.o.Own).Get(ctx, configMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, hint.New(fmt.Errorf("there is no %s", name),
+		return nil, hint.New(fmt.Errorf("%w %s/%s", errNoConfiguration, c.o.Own, configMap),
 			"check that the verifier is installed in the namespace %s", c.o.Own)
 	} else if err != nil {
 		return nil, c.failed("get", configMaps, c.o.Own, err)

@@ -154,10 +154,16 @@ func (b *Backend) reportProblems() {
 // initHint is for a folder that is not complete.
 const initHint = "run 'mcs-attest-verifier init' to create a complete folder"
 
+// permissionHint is for a file that another user owns.
+const permissionHint = "give the file to the user that the verifier runs as, with chown"
+
 // certificateHint adds what to do about a serving certificate that cannot be used.
 func certificateHint(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return hint.New(err, initHint)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return hint.New(err, permissionHint)
 	}
 	return hint.New(err, "restore tls/tls.crt and tls/tls.key; or move the folder tls/ away, run "+
 		"'mcs-attest-verifier certs "+
@@ -168,6 +174,9 @@ func certificateHint(err error) error {
 func keyHint(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return hint.New(err, initHint)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return hint.New(err, permissionHint)
 	}
 	return hint.New(err, "restore the file; or remove it and run 'mcs-attest-verifier init' again: tokens, "+
 		"challenges and "+

@@ -220,11 +220,16 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 	m *v1alpha1.MachineAttestation) (operator.Written, error) {
 	if o.write.Replace && !o.write.Dry() {
 		dry := operator.Write{Replace: true, DryRun: operator.DryRunServer}
-		if _, err := b.Enroll(ctx, m.DeepCopy(), dry); err != nil {
+		tried, err := b.Enroll(ctx, m.DeepCopy(), dry)
+		if err != nil {
 			return operator.Written{}, err
 		}
-		if _, err := b.ForgetFormer(ctx, m); err != nil {
+		forgot, err := b.ForgetFormer(ctx, m)
+		if err != nil {
 			return operator.Written{}, fmt.Errorf("nothing was written: %w", err)
+		}
+		if forgot && tried.Object != nil {
+			m.Spec = tried.Object.Spec // a stand-in was deleted, with what an administrator wrote into it
 		}
 	}
 	return b.Enroll(ctx, m, o.write.Write)

@@ -33,12 +33,12 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 		return err
 	}
 	todo := all
-	switch {
-	case s != nil:
+	if s != nil {
 		todo = slices.DeleteFunc(slices.Clone(all),
 			func(m *v1alpha1.MachineAttestation) bool { return operator.Enrolled(s, m) })
-	case !o.write.Dry():
-		if err := tryMany(ctx, b, o, all); err != nil {
+	}
+	if !o.write.Dry() {
+		if err := tryMany(ctx, b, o, todo); err != nil {
 			return err
 		}
 	}
@@ -67,8 +67,8 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 	return finish(cmd, b, o, written...)
 }
 
-// tryMany has the server check enrollments that nothing else could check, and stores none. An enrollment that exists
-// is an error: without its content, it may be of another TPM.
+// tryMany checks whether each of the enrollments can be written, and writes none. An enrollment of the same name that
+// exists is an error: it is of another TPM, or it cannot be read.
 func tryMany(ctx context.Context, b env.Backend, o enrollOptions, all []*v1alpha1.MachineAttestation) error {
 	dry := operator.Write{Replace: o.write.Replace, DryRun: operator.DryRunServer}
 	for _, m := range all {

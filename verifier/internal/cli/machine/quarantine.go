@@ -3,13 +3,17 @@
 package machine
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
@@ -47,21 +51,45 @@ has read the change.`,
 }
 
 func quarantine(cmd *cobra.Command, e *env.Env, b env.Backend, name string, release bool, w *env.Write,
-	wait time.Duration) error {
+	patience time.Duration) error {
 	done, err := b.Quarantine(cmd.Context(), name, !release, w.Write)
 	if err != nil {
 		return partly(cmd, w, done, release, err)
 	}
 	if len(done) == 0 {
+		if err := notQuarantined(cmd.Context(), e, b, name); err != nil {
+			return err
+		}
 		cmd.PrintErrln(name, "is not quarantined")
 	}
 	if err := w.Report(cmd, done...); err != nil || len(done) == 0 || w.Dry() {
 		return err
 	}
-	return env.WaitInForce(cmd, b, name, wait, true, func(s *admin.State) bool {
+	return env.WaitInForce(cmd, b, name, patience, true, func(s *admin.State) bool {
 		m, err := operator.Machine(s, e.Namespace, name)
 		return err == nil && m.Quarantined == !release
 	})
+}
+
+// releaseTime is how long a verifier may take to notice an earlier release.
+const releaseTime = 5 * time.Second
+
+// notQuarantined returns an error if a machine is quarantined by its record, although none of its enrollments says so.
+func notQuarantined(ctx context.Context, e *env.Env, b env.Backend, name string) error {
+	var m admin.Machine
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, releaseTime, true, func(ctx context.Context) (bool, error) {
+		s, err := b.Find(ctx, name)
+		if err == nil {
+			m, err = operator.Machine(s, e.Namespace, name)
+		}
+		return err == nil && !m.Quarantined, err
+	})
+	if err == nil || !m.Quarantined {
+		return err
+	}
+	return hint.New(fmt.Errorf("%s is quarantined by its record, although no enrollment of it says so", m.Name),
+		"a verifier ends this quarantine when it can read everything: correct the problems that 'status' shows. After a "+
+			"restore, run 'quarantine %s', and then with --release", m.Name)
 }
 
 // partly returns err after it reported what was written before err. Only a command that clears a field writes more than

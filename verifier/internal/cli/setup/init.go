@@ -85,9 +85,12 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 		return env.Usage(err)
 	}
 	w := folderWriter{dir: dir, out: out}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
 	for _, f := range folders {
-		if err := os.MkdirAll(filepath.Join(dir, f), 0o700); err != nil {
-			return fmt.Errorf("make folder: %w", err)
+		if err := wholefile.Mkdir(filepath.Join(dir, f), 0o700); err != nil {
+			return err
 		}
 	}
 	if err := w.certificates(hosts, now); err != nil {

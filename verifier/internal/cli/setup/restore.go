@@ -5,7 +5,6 @@ package setup
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -15,6 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 func restoreCommand() *cobra.Command {
@@ -69,8 +69,8 @@ func restore(cmd *cobra.Command, c *config.Config, file string, force bool) erro
 	if err := mayWrite(target, force); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
-		return fmt.Errorf("make folder: %w", err)
+	if err := wholefile.Mkdir(filepath.Dir(target), 0o700); err != nil {
+		return err
 	}
 	held, err := store.Restore(target, file)
 	if errors.Is(err, store.ErrLocked) {

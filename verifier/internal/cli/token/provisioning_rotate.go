@@ -32,14 +32,18 @@ it if a token was stolen. For a folder, the command waits until a running verifi
 uses the new token.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if grace < 0 || grace > provisioning.MaxGrace {
+			own := cmd.Flags().Changed("grace")
+			switch {
+			case own && grace == 0:
+				return env.Usage(hint.New(errors.New("a grace of 0"), "use --now, if the old token must become invalid immediately"))
+			case grace < 0 || grace > provisioning.MaxGrace:
 				return env.Usagef("grace %v: at most %v", grace, provisioning.MaxGrace)
 			}
 			p, s, err := openProvisioner(cmd, e)
 			if err != nil {
 				return err
 			}
-			if grace != 0 {
+			if own {
 				s.Grace = grace
 			}
 			var next provisioning.Tokens

@@ -22,7 +22,7 @@ func profile(t *testing.T) (write func(lines string)) {
 	file := filepath.Join(t.TempDir(), "credentials")
 	for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
 		"AWS_EC2_METADATA_DISABLED": "true",
-		"AWS_CONFIG_FILE": filepath.Join(t.TempDir(), "none"), "AWS_SHARED_CREDENTIALS_FILE": file} {
+		"AWS_CONFIG_FILE":           filepath.Join(t.TempDir(), "none"), "AWS_SHARED_CREDENTIALS_FILE": file} {
 		t.Setenv(name, value)
 	}
 	return func(lines string) {
