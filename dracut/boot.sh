@@ -202,6 +202,11 @@ COMMANDS
     cat "$stage/changed"
 }
 
+not_initramfs() {
+    fail "$1 is not an archive for an initramfs: a cpio archive, plain or compressed with zstd, xz or gzip" \
+        "'make image' creates mcs-attest-initramfs.cpio.zst"
+}
+
 [ "${1:-}" != --help ] || {
     usage
     exit 0
@@ -214,7 +219,8 @@ for archive; do
     [ -f "$archive" ] || fail "$archive is not a file"
     case $(od -An -N6 -tx1 < "$archive" | tr -d ' \n') in
     28b52ffd* | fd377a585a00 | 303730373031) ;; # zstd, xz, cpio
-    *) fail "$archive is not an archive for an initramfs" "'make image' creates mcs-attest-initramfs.cpio.zst" ;;
+    1f8b*) [ "$(gzip -dc < "$archive" 2> /dev/null | head -c 6)" = 070701 ] || not_initramfs "$archive" ;;
+    *) not_initramfs "$archive" ;;
     esac
 done
 trap cleanup EXIT

@@ -215,6 +215,21 @@ func TestBoot_SaysWhyItCannotWrite(t *testing.T) {
 	}
 }
 
+// The kernel unpacks each of these formats, and an archive has the one that a kernel supports.
+func TestBoot_AcceptsEachFormatOfAnArchive(t *testing.T) {
+	_, content := archive(t, "agent")
+	plain := filepath.Join(t.TempDir(), "plain.cpio")
+	write(t, plain, "070701"+content)
+	for _, program := range []string{"", "gzip", "xz", "zstd"} {
+		file := plain
+		if program != "" {
+			file += "." + program
+			run(t, nil, "sh", "-c", program+" -c < "+plain+" > "+file)
+		}
+		run(t, nil, "./boot.sh", "add", "--boot", bootFolder(t), file)
+	}
+}
+
 func TestBoot_NamesWhatIsWrong(t *testing.T) {
 	boot := bootFolder(t)
 	agent, _ := archive(t, "agent")

@@ -247,6 +247,39 @@ func TestImages_DependOnlyOnTheirInputs(t *testing.T) {
 	}
 }
 
+// Without a TPM 2.0 there is nothing to cap. A TPM 2.0 without a device is an error.
+func TestCapInTheRealRoot_NeedsATPM2(t *testing.T) {
+	unit := strings.ReplaceAll(read(t, "root/mcs-attest-cap-root.service"), " \\\n", " ")
+	_, script, _ := strings.Cut(unit, "ExecStart=/bin/sh -c '")
+	script, _, ok := strings.Cut(script, "'\n")
+	if !ok {
+		t.Fatal("the unit has no script")
+	}
+	script = strings.NewReplacer("$$", "$", "sleep 0.1", ":").Replace(script)
+	const table, class = "/sys/firmware/acpi/tables/TPM2", "/sys/class/tpm/tpm0"
+	for name, c := range map[string]struct {
+		files  map[string]string
+		failed bool
+	}{
+		"no TPM":               {nil, false},
+		"TPM 1.2":              {map[string]string{class + "/tpm_version_major": "1\n"}, false},
+		"TPM 2.0 of the class": {map[string]string{class + "/tpm_version_major": "2\n"}, true},
+		"TPM of an old kernel": {map[string]string{class + "/dev": "10:224\n"}, true},
+		"TPM 2.0 of the table": {map[string]string{table: ""}, true},
+		"one of each":          {map[string]string{table: "", class + "/tpm_version_major": "1\n"}, true},
+	} {
+		root := t.TempDir()
+		for path, content := range c.files {
+			write(t, filepath.Join(root, path), content)
+		}
+		here := strings.NewReplacer("/sys/", root+"/sys/", "/dev/tpmrm0", root+"/dev/tpmrm0").Replace(script)
+		out, err := exec.Command("sh", "-c", here).CombinedOutput()
+		if (err != nil) != c.failed || strings.Contains(string(out), "error: PCR 11 is not capped") != c.failed {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
 func TestTarball_InstallsAModuleThatDracutFinds(t *testing.T) {
 	dir := t.TempDir()
 	agent := filepath.Join(dir, "agent")

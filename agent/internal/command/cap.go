@@ -48,11 +48,25 @@ func (a *agent) capped() bool {
 	return err == nil && (len(of) == 0 || string(of) == a.bootID())
 }
 
-// onTPM runs do on the TPM, if there is one and PCR 11 is not capped yet.
+// deviceTries is how often onTPM tries a device that fails, as some drivers do occasionally.
+const deviceTries = 3
+
+// onTPM runs do on the TPM, if there is one and PCR 11 is not capped yet. If the device fails, onTPM opens it again
+// and repeats do, which must permit that.
 func (a *agent) onTPM(do func(transport.TPM) error) error {
 	if a.capped() {
 		return nil
 	}
+	for try := 1; ; try++ {
+		err := a.onceOnTPM(do)
+		if !errors.Is(err, tpmdev.ErrFailed) || errors.Is(err, tpmdev.ErrTimeout) || try == deviceTries {
+			return err
+		}
+		time.Sleep(tpmPause)
+	}
+}
+
+func (a *agent) onceOnTPM(do func(transport.TPM) error) error {
 	device, err := tpmdev.Open(a.paths.TPM)
 	if errors.Is(err, tpmdev.ErrAbsent) {
 		if paths.Exists(a.paths.TPMTable) {

@@ -61,6 +61,9 @@ full config starts. On every boot after that it only caps PCR 11.`,
 // attestedFile is a file of the agent's own folder, which is empty when the machine boots.
 const attestedFile = "attested"
 
+// capRequiredFile, too, is of this boot: it has leftovers that an earlier run removed.
+const capRequiredFile = "cap-required"
+
 // errNotApplied means that the boot loader or Ignition did not apply a staged config.
 var errNotApplied = errors.New("the last boot staged the full config, but Ignition did not apply it")
 
@@ -85,8 +88,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	word, wrong := kernelArgument(machine)
 	switch {
 	case string(state) == firstboot.FullConfig:
-		// A cap that fails does not keep the secret on the disk.
-		return errors.Join(boot.Clear(), a.capPCR(true))
+		return a.afterIgnition(boot)
 	case string(state) != firstboot.PreApproved:
 		return fmt.Errorf("which config this machine has: %s has unknown content",
 			filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
@@ -113,6 +115,25 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	return a.attestAndStage(ctx, boot, machine)
 }
 
+// afterIgnition removes the leftovers and caps PCR 11. A cap that fails does not keep the secret on the disk. In the
+// boot that finds leftovers, the machine has not joined and could attest again, so that a cap is required. On a later
+// boot a failure of the TPM must not stop the kubelet.
+func (a *agent) afterIgnition(boot nextboot.Boot) error {
+	required := a.paths.Own(capRequiredFile)
+	if paths.Exists(boot.Marker) {
+		if err := delivery.WriteFile(required, nil); err != nil {
+			return err
+		}
+	}
+	cleared, capped := boot.Clear(), a.capPCR(true)
+	if capped == nil || paths.Exists(required) {
+		return errors.Join(cleared, capped)
+	}
+	a.console.Error(fmt.Errorf("PCR 11 is not capped: %w", capped),
+		"the machine goes on, because it has joined; check its TPM")
+	return cleared
+}
+
 // attestAndStage attests, caps PCR 11, fetches the full config, stages it on the boot partition, and reboots.
 // Everything that can fail for a local reason comes before the attestation, so that no token is used for a config
 // that cannot be applied.
@@ -132,7 +153,7 @@ func (a *agent) attestAndStage(ctx context.Context, boot nextboot.Boot, machine 
 		return err
 	}
 	if err := a.capPCR(true); err != nil {
-		return err
+		return a.again(ctx, rebootPause, err)
 	}
 	dialer := client.NewDialer(authorities)
 	dialer.Proxy = target.Proxy

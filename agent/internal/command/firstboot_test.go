@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
@@ -317,6 +319,47 @@ func TestFirstboot_FromThePreApprovedToTheFullConfig(t *testing.T) {
 	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") || m.gets != 1 {
 		t.Errorf("on a later boot: %v, %d uses\n%s", err, m.gets, m.out.String())
 	}
+}
+
+// A TPM that fails later does not take a Node away. In the boot in which Ignition applied the config, the machine has
+// not joined, and root could still attest: the failure stops it, also in a second run.
+func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
+	m := newStock(t)
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatalf("%v\n%s", err, m.out.String())
+	}
+	m.powerOn()
+	device := newLossy(t, m.tpm.Socket)
+	m.paths.TPM = device.socket
+	device.lose.Store(math.MaxInt64)
+	for range 2 {
+		if err := m.run(); !errors.Is(err, tpmdev.ErrFailed) || len(m.left()) > 0 {
+			t.Errorf("right after Ignition: %v, left %v\n%s", err, m.left(), m.out.String())
+		}
+	}
+	m.powerOn()
+	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "error: PCR 11 is not capped: ") ||
+		!strings.Contains(m.out.String(), "hint: ") {
+		t.Errorf("on a later boot: %v\n%s", err, m.out.String())
+	}
+	device.lose.Store(0)
+	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") {
+		t.Errorf("when the TPM works again: %v\n%s", err, m.out.String())
+	}
+}
+
+// A cap that fails after the attestation ends like each other failure after it: the next boot attests again.
+func TestFirstboot_TPMThatFailsAfterTheAttestation(t *testing.T) {
+	m := newStock(t)
+	device := newLossy(t, m.tpm.Socket)
+	m.paths.TPM = device.socket
+	m.answer(func() error { device.lose.Store(math.MaxInt64); return nil }, nil)
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 1 || m.gets != 0 {
+		t.Fatalf("%v, pauses %v, %d uses\n%s", err, m.pauses, m.gets, m.out.String())
+	}
+	device.lose.Store(0)
+	m.answer(nil, nil)
+	m.wantFullConfig(2)
 }
 
 // The machine loses its power after each step, and boots again.

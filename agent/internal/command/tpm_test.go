@@ -5,12 +5,19 @@ package command
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-tpm/tpm2"
+	"github.com/google/go-tpm/tpm2/transport"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
@@ -45,6 +52,90 @@ func TestAttest_ReopensAFailedDevice(t *testing.T) {
 	}
 	if err := tpm.close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// lossy is the device of a TPM whose driver loses responses.
+type lossy struct {
+	socket string
+	lose   atomic.Int64 // the next connections that get no response
+	opened atomic.Int64
+}
+
+func newLossy(t *testing.T, tpm string) *lossy {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lossy") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l := &lossy{socket: filepath.Join(dir, "tpm")}
+	listener, err := net.Listen("unix", l.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = listener.Close(); all.Wait() })
+	all.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			l.opened.Add(1)
+			if l.lose.Add(-1) >= 0 {
+				_, _ = conn.Read(make([]byte, 1)) // the command, or nothing
+				_ = conn.Close()
+				continue
+			}
+			real, err := net.Dial("unix", tpm)
+			if err != nil {
+				_ = conn.Close()
+				continue
+			}
+			all.Go(func() { _, _ = io.Copy(real, conn); _ = real.Close() })
+			all.Go(func() { _, _ = io.Copy(conn, real); _ = conn.Close() })
+		}
+	})
+	return l
+}
+
+// A response that is lost once stops no boot: each of these units would.
+func TestCap_OpensAFailedDeviceAgain(t *testing.T) {
+	tpm := swtpmtest.Start(t, "sha256")
+	device := newLossy(t, tpm.Socket)
+	for name, do := range map[string]func(*agent) error{
+		"a cap":                  func(a *agent) error { return a.capPCR(true) },
+		"what systemd ends":      func(a *agent) error { return a.onTPM(a.leavePCR) },
+		"what systemd ended not": func(a *agent) error { return a.onTPM(a.capRest) },
+	} {
+		for _, lost := range []int64{1, deviceTries - 1, deviceTries} {
+			tpm.Reboot()
+			dir := t.TempDir()
+			var out strings.Builder
+			a := &agent{console: &console.Console{Out: &out, Err: &out},
+				paths: paths.Paths{TPM: device.socket, BootID: filepath.Join(dir, "boot"), Run: dir}}
+			device.opened.Store(0)
+			device.lose.Store(lost)
+			err := do(a)
+			if lost < deviceTries && err != nil || lost == deviceTries && !errors.Is(err, tpmdev.ErrFailed) ||
+				device.opened.Load() != min(lost+1, deviceTries) {
+				t.Errorf("%s after %d lost responses: opened %d times: %v", name, lost, device.opened.Load(), err)
+			}
+		}
+	}
+}
+
+// A TPM that hangs takes minutes. Other errors are the TPM's answer.
+func TestCap_RepeatsOnlyForTheDevice(t *testing.T) {
+	device := newLossy(t, swtpmtest.Start(t, "sha256").Socket)
+	a := &agent{console: &console.Console{}, paths: paths.Paths{TPM: device.socket, Run: t.TempDir()}}
+	for _, want := range []error{fmt.Errorf("%w: %w", tpmdev.ErrFailed, tpmdev.ErrTimeout), tpm2.TPMRCFailure} {
+		tries := 0
+		err := a.onTPM(func(transport.TPM) error { tries++; return want })
+		if !errors.Is(err, want) || tries != 1 {
+			t.Errorf("%d tries: %v", tries, err)
+		}
 	}
 }
 

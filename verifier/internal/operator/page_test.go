@@ -12,6 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -26,6 +29,30 @@ var (
 
 func normal(s string) string {
 	return strings.TrimSpace(blanks.ReplaceAllString(passing.ReplaceAllString(s, "TIME"), " "))
+}
+
+// The pod of a rehearsal requires an SCC, which the user who creates the pod must be allowed to use. No test cluster
+// has OpenShift's admission of pods.
+func TestDocs_RoleOfTheCommandsMayUseTheSCCOfARehearsal(t *testing.T) {
+	raw, err := os.ReadFile("../../../docs/kubectl-plugin.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("rehearse/pod.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scc := regexp.MustCompile(`"openshift.io/required-scc": "([a-z]+)"`).FindSubmatch(source)
+	var role rbacv1.ClusterRole
+	if err := yaml.Unmarshal(yamlDoc.FindSubmatch(raw)[1], &role); err != nil || scc == nil {
+		t.Fatalf("%v, %q", err, scc)
+	}
+	if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.Resources, "securitycontextconstraints") && slices.Contains(r.Verbs, "use") &&
+			slices.Equal(r.ResourceNames, []string{string(scc[1])})
+	}) {
+		t.Errorf("the role does not allow the use of the SCC %s", scc[1])
+	}
 }
 
 // Every command of docs/kubectl-plugin.md runs, in the order of the page, with the
