@@ -262,7 +262,8 @@ func overwrite(path string, content []byte) error {
 		return fmt.Errorf("read manifest: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return hint.New(fmt.Errorf("%s is a link, which this command does not replace", path), "edit the file that it refers to")
+		return hint.New(fmt.Errorf("%s is a link, which this command does not replace", path),
+			"edit the file that it refers to")
 	}
 	return wholefile.Write(path, info.Mode().Perm(), content)
 }

@@ -77,13 +77,14 @@ const releaseTime = 5 * time.Second
 // notQuarantined returns an error if a machine is quarantined by its record, although none of its enrollments says so.
 func notQuarantined(ctx context.Context, e *env.Env, b env.Backend, name string) error {
 	var m admin.Machine
-	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, releaseTime, true, func(ctx context.Context) (bool, error) {
+	released := func(ctx context.Context) (bool, error) {
 		s, err := b.Find(ctx, name)
 		if err == nil {
 			m, err = operator.Machine(s, e.Namespace, name)
 		}
 		return err == nil && !m.Quarantined, err
-	})
+	}
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, releaseTime, true, released)
 	if err == nil || !m.Quarantined {
 		return err
 	}

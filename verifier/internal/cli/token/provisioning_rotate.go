@@ -35,7 +35,7 @@ uses the new token.`,
 			own := cmd.Flags().Changed("grace")
 			switch {
 			case own && grace == 0:
-				return env.Usage(hint.New(errors.New("a grace of 0"), "use --now, if the old token must become invalid immediately"))
+				return env.Usage(hint.New(errors.New("a grace of 0"), "use --now, if the old token must end immediately"))
 			case grace < 0 || grace > provisioning.MaxGrace:
 				return env.Usagef("grace %v: at most %v", grace, provisioning.MaxGrace)
 			}
