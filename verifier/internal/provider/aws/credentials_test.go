@@ -96,7 +96,8 @@ func TestUnreadableCredentials_AreAnErrorAndReadAgain(t *testing.T) {
 		c := found(t)
 		has(t, c, "old")
 		time.Sleep(5 * time.Minute)
-		for _, broken := range []string{"aws_access_key_id = half\n", "retry_mode = never\n" + static("bad")} {
+		for _, broken := range []string{"aws_access_key_id = half\n", "credential_process = false\n",
+			"retry_mode = never\n" + static("bad")} {
 			write(broken)
 			if got, err := c.Retrieve(t.Context()); err == nil {
 				t.Errorf("from %q: %q", broken, got.AccessKeyID)
