@@ -64,6 +64,10 @@ func TestReleaseAcceptsASignedUKI(t *testing.T) {
 	b.profile, b.quoted = measuredboot.Release, c.PCRs("sha256", measuredboot.Release.PCRs()...)
 	b.refs[0].PCR11 = b.refs[0].PCR11[:1]
 	passes(t, b)
+	// What else is measured into PCR 9 is not compared, because the files of a UKI are in its image.
+	passes(t, b.booted(t, func(e events) events {
+		return append(e, eventlogtest.New(e[find(t, e, 4, "BOOTX64.EFI")], 9, eventlog.IPL, []byte("another file")))
+	}))
 	// The firmware starts the kernel of the UKI, with another initramfs, which extends the UKI's PCR 11.
 	inner := b.booted(t, func(e events) events {
 		i := find(t, e, 4, "BOOTX64.EFI")
@@ -79,6 +83,16 @@ func TestReleaseAcceptsASignedUKI(t *testing.T) {
 	fails(t, inner, reason.MeasuredBoot, "an image of ovmf-secureboot-uki")
 	b.refs[0].Applications = nil
 	if f := fails(t, b, reason.MeasuredBoot, "an image of ovmf-secureboot-uki"); f.PCR != 4 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// Each name of a document must be started.
+func TestReleaseNeedsEachImage(t *testing.T) {
+	b := grubBoot(t)
+	b.refs[0].Applications = append(b.refs[0].Applications, measuredboot.Component{Name: "fallback",
+		Digests: measuredboot.Digests{SHA256: eventlog.Hash(eventlog.SHA256, []byte("another component"))}})
+	if f := fails(t, b, reason.MeasuredBoot, `an image of debian-12, "fallback"`); f.PCR != 4 {
 		t.Errorf("got %+v", f)
 	}
 }
