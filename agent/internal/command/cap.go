@@ -5,6 +5,7 @@ package command
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -59,6 +60,13 @@ func (a *agent) onTPM(do func(transport.TPM) error) error {
 	}
 	for try := 1; ; try++ {
 		err := a.onceOnTPM(do)
+		if errors.Is(err, tpmdev.ErrAbsent) {
+			if try == 1 {
+				return a.withoutTPM()
+			}
+			// The driver removes the device of a TPM that fails.
+			err = fmt.Errorf("%w: %w", tpmdev.ErrFailed, err)
+		}
 		if !errors.Is(err, tpmdev.ErrFailed) || errors.Is(err, tpmdev.ErrTimeout) || try == deviceTries {
 			return err
 		}
@@ -66,14 +74,16 @@ func (a *agent) onTPM(do func(transport.TPM) error) error {
 	}
 }
 
+// withoutTPM is for a machine without the device of a TPM: there is nothing to cap.
+func (a *agent) withoutTPM() error {
+	if paths.Exists(a.paths.TPMTable) {
+		a.console.Step("the firmware lists a TPM, but no driver has found it: PCR %d is not capped", attester.CapPCR)
+	}
+	return nil
+}
+
 func (a *agent) onceOnTPM(do func(transport.TPM) error) error {
 	device, err := tpmdev.Open(a.paths.TPM)
-	if errors.Is(err, tpmdev.ErrAbsent) {
-		if paths.Exists(a.paths.TPMTable) {
-			a.console.Step("the firmware lists a TPM, but no driver has found it: PCR %d is not capped", attester.CapPCR)
-		}
-		return nil
-	}
 	if err != nil {
 		return err
 	}

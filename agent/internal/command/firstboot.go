@@ -61,8 +61,8 @@ full config starts. On every boot after that it only caps PCR 11.`,
 // attestedFile is a file of the agent's own folder, which is empty when the machine boots.
 const attestedFile = "attested"
 
-// capRequiredFile, too, is of this boot: it has leftovers that an earlier run removed.
-const capRequiredFile = "cap-required"
+// cappedOnceFile is a file of the root file system. It exists if PCR 11 was capped in a boot with the full config.
+const cappedOnceFile = "capped-once"
 
 // errNotApplied means that the boot loader or Ignition did not apply a staged config.
 var errNotApplied = errors.New("the last boot staged the full config, but Ignition did not apply it")
@@ -115,22 +115,22 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	return a.attestAndStage(ctx, boot, machine)
 }
 
-// afterIgnition removes the leftovers and caps PCR 11. A cap that fails does not keep the secret on the disk. In the
-// boot that finds leftovers, the machine has not joined and could attest again, so that a cap is required. On a later
-// boot a failure of the TPM must not stop the kubelet.
+// afterIgnition removes the leftovers and caps PCR 11. A cap that fails does not keep the secret on the disk. The
+// machine may not have joined yet, so that the first cap is required. After that, a failure of the TPM must not stop
+// the kubelet.
 func (a *agent) afterIgnition(boot nextboot.Boot) error {
-	required := a.paths.Own(capRequiredFile)
-	if paths.Exists(boot.Marker) {
-		if err := delivery.WriteFile(required, nil); err != nil {
-			return err
+	once := filepath.Join(a.paths.FirstBoot, cappedOnceFile)
+	cleared, capped := boot.Clear(), a.capPCR(true)
+	switch {
+	case capped != nil && paths.Exists(once):
+		a.console.Error(fmt.Errorf("PCR 11 is not capped: %w", capped), "the boot continues; check the TPM of this machine")
+	case capped != nil:
+		return errors.Join(cleared, capped)
+	case !paths.Exists(once):
+		if err := delivery.WriteFile(once, nil); err != nil {
+			a.console.Error(fmt.Errorf("a later boot will stop if the TPM fails: %w", err), "")
 		}
 	}
-	cleared, capped := boot.Clear(), a.capPCR(true)
-	if capped == nil || paths.Exists(required) {
-		return errors.Join(cleared, capped)
-	}
-	a.console.Error(fmt.Errorf("PCR 11 is not capped: %w", capped),
-		"the machine goes on, because it has joined; check its TPM")
 	return cleared
 }
 

@@ -321,30 +321,41 @@ func TestFirstboot_FromThePreApprovedToTheFullConfig(t *testing.T) {
 	}
 }
 
-// A TPM that fails later does not take a Node away. In the boot in which Ignition applied the config, the machine has
-// not joined, and root could still attest: the failure stops it, also in a second run.
+// A TPM that fails later does not take a Node away. Until the first cap with the full config, the machine has not
+// joined, and root could still attest: the failure stops it in each run and each boot.
 func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
-	m := newStock(t)
-	if err := m.run(); !errors.Is(err, errRebooted) {
-		t.Fatalf("%v\n%s", err, m.out.String())
-	}
-	m.powerOn()
-	device := newLossy(t, m.tpm.Socket)
-	m.paths.TPM = device.socket
-	device.lose.Store(math.MaxInt64)
-	for range 2 {
-		if err := m.run(); !errors.Is(err, tpmdev.ErrFailed) || len(m.left()) > 0 {
-			t.Errorf("right after Ignition: %v, left %v\n%s", err, m.left(), m.out.String())
-		}
-	}
-	m.powerOn()
-	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "error: PCR 11 is not capped: ") ||
-		!strings.Contains(m.out.String(), "hint: ") {
-		t.Errorf("on a later boot: %v\n%s", err, m.out.String())
-	}
-	device.lose.Store(0)
-	if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") {
-		t.Errorf("when the TPM works again: %v\n%s", err, m.out.String())
+	for _, step := range []string{"", "flag"} { // no crash, and one before the marker is written
+		t.Run(step, func(t *testing.T) {
+			m := newStock(t)
+			if step != "" {
+				m.step = killAt(step)
+			}
+			if err := m.run(); !errors.Is(err, errRebooted) && !errors.Is(err, errKilled) {
+				t.Fatalf("%v\n%s", err, m.out.String())
+			}
+			m.step = nil
+			device := newLossy(t, m.tpm.Socket)
+			m.paths.TPM = device.socket
+			for range 2 {
+				m.powerOn()
+				device.lose.Store(math.MaxInt64)
+				for range 2 {
+					if err := m.run(); !errors.Is(err, tpmdev.ErrFailed) || m.state() != firstboot.FullConfig || len(m.left()) > 0 {
+						t.Errorf("before the first cap: %v, left %v\n%s", err, m.left(), m.out.String())
+					}
+				}
+			}
+			device.lose.Store(0)
+			if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") {
+				t.Errorf("when the TPM works: %v\n%s", err, m.out.String())
+			}
+			m.powerOn()
+			device.lose.Store(math.MaxInt64)
+			if err := m.run(); err != nil || !strings.Contains(m.out.String(), "error: PCR 11 is not capped: ") ||
+				!strings.Contains(m.out.String(), "hint: the boot continues") {
+				t.Errorf("on a later boot: %v\n%s", err, m.out.String())
+			}
+		})
 	}
 }
 

@@ -126,6 +126,17 @@ func TestCap_OpensAFailedDeviceAgain(t *testing.T) {
 	}
 }
 
+// A machine whose TPM disappears while the cap fails has a TPM: the cap must not count as done.
+func TestCap_ADeviceThatDisappearsIsAFault(t *testing.T) {
+	device := newLossy(t, swtpmtest.Start(t, "sha256").Socket)
+	dir := t.TempDir()
+	a := &agent{console: &console.Console{}, paths: paths.Paths{TPM: device.socket, Run: dir}}
+	err := a.onTPM(func(transport.TPM) error { return errors.Join(tpmdev.ErrFailed, os.Remove(device.socket)) })
+	if !errors.Is(err, tpmdev.ErrFailed) || !errors.Is(err, tpmdev.ErrAbsent) || a.capped() {
+		t.Errorf("%v", err)
+	}
+}
+
 // A TPM that hangs takes minutes. Other errors are the TPM's answer.
 func TestCap_RepeatsOnlyForTheDevice(t *testing.T) {
 	device := newLossy(t, swtpmtest.Start(t, "sha256").Socket)

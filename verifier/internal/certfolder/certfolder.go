@@ -57,7 +57,7 @@ var ErrKey = errors.New("tls/ca.key cannot be used")
 
 // lock excludes other commands until unlock, or until this process ends.
 func (f *Folder) lock() (unlock func(), err error) {
-	file, err := wholefile.Open(f.path("tls/.lock"))
+	file, err := wholefile.OpenLock(f.path("tls/.lock"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("folder %s does not exist: run 'certs init' to create it", f.path("tls"))
 	}
@@ -78,7 +78,7 @@ func (f *Folder) lock() (unlock func(), err error) {
 // Init creates the CA and the serving certificate if none of their files exist. made is false if all
 // exist.
 func (f *Folder) Init() (made bool, err error) {
-	if err := wholefile.Mkdir(f.path("tls"), 0o700); err != nil {
+	if err := wholefile.MkdirAll(f.path("tls"), 0o700); err != nil {
 		return false, err
 	}
 	unlock, err := f.lock()

@@ -75,7 +75,8 @@ func (f *Folder) MachineNamespace(ctx context.Context, name string) (string, err
 }
 
 // Enroll writes an enrollment into attestations/. With Replace it changes the one of that name where it is, and
-// keeps what an administrator wrote there besides the TPM and the machine.
+// keeps what an administrator wrote there besides the TPM and the machine. A grant or a ticket of the former TPM is
+// removed.
 func (f *Folder) Enroll(_ context.Context, m *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	m.Namespace = cmp.Or(m.Namespace, "default")
 	if err := CheckEnrollment(m); err != nil {
@@ -110,7 +111,7 @@ func (f *Folder) Enroll(_ context.Context, m *v1alpha1.MachineAttestation, w Wri
 	if err != nil {
 		return Written{}, err
 	}
-	if err := wholefile.Mkdir(filepath.Dir(path), 0o700); err != nil {
+	if err := wholefile.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return Written{}, err
 	}
 	return out, wholefile.Write(path, 0o644, raw)
@@ -240,6 +241,7 @@ func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Nod
 		return Written{}, fmt.Errorf("MachineAttestation %s/%s is no longer in a file of the folder", e.Namespace, e.Name)
 	}
 	next, object, err := amendYAML(raw, e.Namespace, e.Name, change)
+	mode, irregular := regular(path)
 	switch {
 	case err != nil:
 		return Written{}, fmt.Errorf("%s: %w", path, err)
@@ -248,22 +250,24 @@ func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Nod
 	case filepath.Ext(path) == ".json":
 		return Written{}, hint.New(fmt.Errorf("%s is JSON, which this command does not edit", path),
 			"edit the spec of %s/%s in that file", e.Namespace, e.Name)
+	case irregular != nil:
+		return Written{}, irregular
 	case w.dry():
 		return Written{Where: path, File: true, Done: "changed", Object: object}, nil
 	}
-	return Written{Where: path, File: true, Done: "changed", Object: object}, overwrite(path, next)
+	return Written{Where: path, File: true, Done: "changed", Object: object}, wholefile.Write(path, mode, next)
 }
 
-// overwrite replaces a manifest. A link to a file elsewhere, for example in a checkout of Git, is not replaced: later
-// changes of that file would have no effect.
-func overwrite(path string, content []byte) error {
+// regular returns the mode of a manifest that is to be replaced. A link to a file elsewhere, for example in a checkout
+// of Git, must not be replaced: later changes of that file would have no effect.
+func regular(path string) (os.FileMode, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return fmt.Errorf("read manifest: %w", err)
+		return 0, fmt.Errorf("read manifest: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return hint.New(fmt.Errorf("%s is a link, which this command does not replace", path),
-			"edit the file that it refers to")
+		return 0, hint.New(fmt.Errorf("%s is not a regular file, and this command does not replace it", path),
+			"if it is a link, edit the file that it refers to")
 	}
-	return wholefile.Write(path, info.Mode().Perm(), content)
+	return info.Mode().Perm(), nil
 }

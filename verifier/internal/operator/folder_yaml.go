@@ -125,6 +125,8 @@ func setEnrollment(spec *yaml.Node, want v1alpha1.MachineAttestationSpec) {
 		eks.Content = append(eks.Content, scalar("!!str", ek))
 	}
 	set(spec, "ekSHA256", eks)
+	set(spec, "reattest", nil) // of the former TPM
+	set(spec, "rehearsal", nil)
 	ref := want.MachineRef
 	if ref == nil {
 		set(spec, "machineRef", nil)

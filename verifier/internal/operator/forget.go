@@ -26,6 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 // deleted is the Done of what a command deleted.
@@ -241,10 +242,11 @@ func (f *Folder) deleteEnrollment(e machine.Enrollment, w Write) (Written, error
 	switch {
 	case len(next) > 0:
 		out.Done = "changed"
-		if w.dry() {
-			return out, nil
+		mode, err := regular(path)
+		if err != nil || w.dry() {
+			return out, err
 		}
-		return out, overwrite(path, next)
+		return out, wholefile.Write(path, mode, next)
 	case w.dry():
 		return out, nil
 	}

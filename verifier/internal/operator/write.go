@@ -62,7 +62,7 @@ func toObject(a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error
 }
 
 // Enroll creates an enrollment. With Replace it changes an existing one, and keeps what an administrator wrote there
-// besides the TPM and the machine.
+// besides the TPM and the machine. A grant or a ticket of the former TPM is removed.
 func (c *Cluster) Enroll(ctx context.Context, a *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	if a.Namespace == "" {
 		ns, err := c.enrollmentNamespace(ctx)
@@ -143,7 +143,9 @@ func replaceEnrollment(have, want *unstructured.Unstructured) error {
 	} else {
 		delete(next, "machineRef")
 	}
-	delete(spec, "pool")
+	for _, field := range []string{"pool", "reattest", "rehearsal"} {
+		delete(spec, field)
+	}
 	if spec == nil {
 		spec = map[string]any{}
 	}

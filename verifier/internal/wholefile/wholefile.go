@@ -22,7 +22,8 @@ func Write(path string, mode os.FileMode, content []byte) error {
 	}
 	defer os.Remove(tmp.Name()) // has no effect after a successful rename
 	_, err = tmp.Write(content)
-	err = errors.Join(err, tmp.Chmod(mode), leave(tmp, filepath.Dir(path)), tmp.Sync(), tmp.Close())
+	leave(tmp, filepath.Dir(path))
+	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
@@ -35,10 +36,16 @@ func Write(path string, mode os.FileMode, content []byte) error {
 	return nil
 }
 
-// Mkdir creates the folder at path if it does not exist. Like a file, it belongs to the owner of the folder that it
-// is in.
-func Mkdir(path string, mode os.FileMode) error {
+// MkdirAll creates the folder at path, and those that it is in, if they do not exist. Like a file, each belongs to the
+// owner of the folder that it is in.
+func MkdirAll(path string, mode os.FileMode) error {
 	err := os.Mkdir(path, mode)
+	if errors.Is(err, os.ErrNotExist) && filepath.Dir(path) != path {
+		if err := MkdirAll(filepath.Dir(path), mode); err != nil {
+			return err
+		}
+		err = os.Mkdir(path, mode)
+	}
 	if errors.Is(err, os.ErrExist) {
 		if info, statErr := os.Stat(path); statErr == nil && info.IsDir() {
 			return nil
@@ -51,38 +58,33 @@ func Mkdir(path string, mode os.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("create folder: %w", err)
 	}
-	return errors.Join(leave(dir, filepath.Dir(path)), dir.Close())
+	leave(dir, filepath.Dir(path))
+	return dir.Close()
 }
 
-// Open opens the file at path, which stays empty, for a lock. It creates the file if it does not exist.
-func Open(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+// OpenLock opens the file at path for a lock. It creates an empty file if none exists. A file that exists keeps its
+// owner, because it may be a link to a file of root.
+func OpenLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := leave(f, filepath.Dir(path)); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
+	leave(f, filepath.Dir(path))
 	return f, nil
 }
 
-// leave gives what root created to the owner of its folder. Without the capability to do so, it stays root's.
-func leave(f *os.File, folder string) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
+// leave gives what root created to the owner of its folder. Where that is not possible or permitted, it stays root's.
+func leave(f *os.File, folder string) {
 	info, err := os.Stat(folder)
-	if err != nil {
-		return err
+	if os.Geteuid() != 0 || err != nil {
+		return
 	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || owner.Uid == 0 {
-		return nil
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && owner.Uid != 0 {
+		_ = f.Chown(int(owner.Uid), int(owner.Gid))
 	}
-	if err := f.Chown(int(owner.Uid), int(owner.Gid)); err != nil && !errors.Is(err, os.ErrPermission) {
-		return err
-	}
-	return nil
 }
 
 func syncFolder(path string) error {

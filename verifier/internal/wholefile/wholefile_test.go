@@ -11,8 +11,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
-// What root creates in the folder of another user belongs to this user; elsewhere it stays root's. Another
-// user's files are always his own.
+// What root creates in the folder of another user belongs to this user; elsewhere it stays root's. Without root, the
+// test shows only the modes.
 func TestWhatRootCreatesBelongsToTheOwnerOfItsFolder(t *testing.T) {
 	for name, owner := range map[string]int{"the verifier's": 65534, "root's": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -22,21 +22,24 @@ func TestWhatRootCreatesBelongsToTheOwnerOfItsFolder(t *testing.T) {
 			} else if err := os.Chown(dir, owner, owner); err != nil {
 				t.Fatal(err)
 			}
-			folder, file, lock := filepath.Join(dir, "folder"), filepath.Join(dir, "folder", "file"), filepath.Join(dir, "lock")
+			outer, lock := filepath.Join(dir, "outer"), filepath.Join(dir, "lock")
+			folder, file := filepath.Join(outer, "folder"), filepath.Join(outer, "folder", "file")
 			for range 2 { // a new one, and one that exists
-				if err := wholefile.Mkdir(folder, 0o700); err != nil {
+				if err := wholefile.MkdirAll(folder, 0o700); err != nil {
 					t.Fatal(err)
 				}
 				if err := wholefile.Write(file, 0o640, []byte("content")); err != nil {
 					t.Fatal(err)
 				}
-				f, err := wholefile.Open(lock)
+				f, err := wholefile.OpenLock(lock)
 				if err != nil {
 					t.Fatal(err)
 				}
 				f.Close()
 			}
-			for path, mode := range map[string]os.FileMode{folder: 0o700 | os.ModeDir, file: 0o640, lock: 0o600} {
+			for path, mode := range map[string]os.FileMode{
+				outer: 0o700 | os.ModeDir, folder: 0o700 | os.ModeDir, file: 0o640, lock: 0o600,
+			} {
 				info, err := os.Lstat(path)
 				if err != nil {
 					t.Fatal(err)
@@ -49,15 +52,50 @@ func TestWhatRootCreatesBelongsToTheOwnerOfItsFolder(t *testing.T) {
 	}
 }
 
-// A folder with the name of a file, and one whose parent does not exist, are errors.
-func TestMkdir_Errors(t *testing.T) {
+// A lock that exists keeps its owner: the owner of the folder could make it a second name of a file of root.
+func TestOpenLock_DoesNotGiveAwayAFileThatExists(t *testing.T) {
+	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(dir, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(secret, filepath.Join(dir, "hard")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(secret, filepath.Join(dir, "symbolic")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := wholefile.OpenLock(filepath.Join(dir, "hard"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if f, err := wholefile.OpenLock(filepath.Join(dir, "symbolic")); err == nil {
+		f.Close()
+		t.Error("it follows a symbolic link")
+	}
+	info, err := os.Stat(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := int(info.Sys().(*syscall.Stat_t).Uid); got != os.Geteuid() {
+		t.Errorf("the file belongs to %d now", got)
+	}
+}
+
+// A folder with the name of a file, and one in a file, are errors.
+func TestMkdirAll_Errors(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := wholefile.Write(file, 0o600, nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{file, filepath.Join(dir, "no", "folder")} {
-		if err := wholefile.Mkdir(path, 0o700); err == nil {
+	for _, path := range []string{file, filepath.Join(file, "folder")} {
+		if err := wholefile.MkdirAll(path, 0o700); err == nil {
 			t.Errorf("%s: no error", path)
 		}
 	}

@@ -89,7 +89,7 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 		return fmt.Errorf("make folder: %w", err)
 	}
 	for _, f := range folders {
-		if err := wholefile.Mkdir(filepath.Join(dir, f), 0o700); err != nil {
+		if err := wholefile.MkdirAll(filepath.Join(dir, f), 0o700); err != nil {
 			return err
 		}
 	}

@@ -69,7 +69,7 @@ func restore(cmd *cobra.Command, c *config.Config, file string, force bool) erro
 	if err := mayWrite(target, force); err != nil {
 		return err
 	}
-	if err := wholefile.Mkdir(filepath.Dir(target), 0o700); err != nil {
+	if err := wholefile.MkdirAll(filepath.Dir(target), 0o700); err != nil {
 		return err
 	}
 	held, err := store.Restore(target, file)
