@@ -126,7 +126,7 @@ func (a *agent) afterIgnition(boot nextboot.Boot) error {
 		a.console.Error(fmt.Errorf("PCR 11 is not capped: %w", capped), "the boot continues; check the TPM of this machine")
 	case capped != nil:
 		return errors.Join(cleared, capped)
-	case !paths.Exists(once):
+	case a.capped() && !paths.Exists(once):
 		if err := delivery.WriteFile(once, nil); err != nil {
 			a.console.Error(fmt.Errorf("a later boot will stop if the TPM fails: %w", err), "")
 		}
