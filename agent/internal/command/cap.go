@@ -5,7 +5,6 @@ package command
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"time"
 
@@ -60,12 +59,8 @@ func (a *agent) onTPM(do func(transport.TPM) error) error {
 	}
 	for try := 1; ; try++ {
 		err := a.onceOnTPM(do)
-		if errors.Is(err, tpmdev.ErrAbsent) {
-			if try == 1 {
-				return a.withoutTPM()
-			}
-			// The driver removes the device of a TPM that fails.
-			err = fmt.Errorf("%w: %w", tpmdev.ErrFailed, err)
+		if errors.Is(err, tpmdev.ErrAbsent) && !a.hasTPM {
+			return a.withoutTPM()
 		}
 		if !errors.Is(err, tpmdev.ErrFailed) || errors.Is(err, tpmdev.ErrTimeout) || try == deviceTries {
 			return err
@@ -83,7 +78,7 @@ func (a *agent) withoutTPM() error {
 }
 
 func (a *agent) onceOnTPM(do func(transport.TPM) error) error {
-	device, err := tpmdev.Open(a.paths.TPM)
+	device, err := a.openDevice()
 	if err != nil {
 		return err
 	}

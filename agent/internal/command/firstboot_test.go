@@ -359,18 +359,34 @@ func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
 	}
 }
 
-// A cap that fails after the attestation ends like each other failure after it: the next boot attests again.
+// A cap that fails after the attestation ends like each other failure after it: the next boot attests again. A TPM
+// whose driver has removed the device is one that failed.
 func TestFirstboot_TPMThatFailsAfterTheAttestation(t *testing.T) {
-	m := newStock(t)
-	device := newLossy(t, m.tpm.Socket)
-	m.paths.TPM = device.socket
-	m.answer(func() error { device.lose.Store(math.MaxInt64); return nil }, nil)
-	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 1 || m.gets != 0 {
-		t.Fatalf("%v, pauses %v, %d uses\n%s", err, m.pauses, m.gets, m.out.String())
+	for name, c := range map[string]struct{ fail, repair func(*lossy) error }{
+		"a device that fails": {
+			func(d *lossy) error { d.lose.Store(math.MaxInt64); return nil },
+			func(d *lossy) error { d.lose.Store(0); return nil },
+		},
+		"a device that disappears": {
+			func(d *lossy) error { return os.Rename(d.socket, d.socket+".away") },
+			func(d *lossy) error { return os.Rename(d.socket+".away", d.socket) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newStock(t)
+			device := newLossy(t, m.tpm.Socket)
+			m.paths.TPM = device.socket
+			m.answer(func() error { return c.fail(device) }, nil)
+			if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 1 || m.gets != 0 {
+				t.Fatalf("%v, pauses %v, %d uses\n%s", err, m.pauses, m.gets, m.out.String())
+			}
+			if err := c.repair(device); err != nil {
+				t.Fatal(err)
+			}
+			m.answer(nil, nil)
+			m.wantFullConfig(2)
+		})
 	}
-	device.lose.Store(0)
-	m.answer(nil, nil)
-	m.wantFullConfig(2)
 }
 
 // The machine loses its power after each step, and boots again.

@@ -31,8 +31,20 @@ type machineTPM struct {
 	reopen func() (*machineTPM, error)
 }
 
-func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
+// openDevice opens the TPM. An absent device is one that failed if this process has seen it before: the driver removes
+// the device of a TPM that fails.
+func (a *agent) openDevice() (transport.TPMCloser, error) {
 	device, err := tpmdev.Open(a.paths.TPM)
+	absent := errors.Is(err, tpmdev.ErrAbsent)
+	if absent && a.hasTPM {
+		return nil, fmt.Errorf("%w: %w", tpmdev.ErrFailed, err)
+	}
+	a.hasTPM = !absent
+	return device, err
+}
+
+func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
+	device, err := a.openDevice()
 	if err != nil {
 		return nil, err
 	}
