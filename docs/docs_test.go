@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
@@ -60,6 +61,39 @@ func TestTroubleshootingHasARowForEveryReason(t *testing.T) {
 	for _, row := range rows {
 		if _, ok := reason.Parse(row[1]); !ok {
 			t.Errorf("docs/troubleshooting.md has a row for %s, which is no reason", row[1])
+		}
+	}
+}
+
+// The conditions of the AttestationVerifier have reasons that the code writes as literals.
+func TestTroubleshootingHasARowForEveryConditionReason(t *testing.T) {
+	table := regexp.MustCompile(`(?s)### Conditions of the AttestationVerifier\n.*?\n#`).
+		FindString(read(t, "docs/troubleshooting.md"))
+	literal := regexp.MustCompile(`Reason: +"([A-Za-z]+)"`)
+	found := map[string]bool{restore.Reason: true}
+	err := filepath.WalkDir(filepath.Join(root, "verifier/internal/kube"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		for _, m := range literal.FindAllStringSubmatch(string(raw), -1) {
+			found[m[1]] = true
+		}
+		return err
+	})
+	if err != nil || len(found) < 20 {
+		t.Fatalf("%d reasons, %v", len(found), err)
+	}
+	for name := range found {
+		if !strings.Contains(table, "`"+name+"`") {
+			t.Errorf("docs/troubleshooting.md has no row for the condition reason %s", name)
+		}
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| [A-Za-z, ]+ \\| (`.*?`) \\|").FindAllStringSubmatch(table, -1) {
+		for name := range strings.SplitSeq(row[1], ", ") {
+			if !found[strings.Trim(name, "`")] {
+				t.Errorf("docs/troubleshooting.md has a row for the condition reason %s, which does not exist", name)
+			}
 		}
 	}
 }

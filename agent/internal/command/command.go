@@ -190,6 +190,7 @@ func (a *agent) help() error {
 	for _, c := range a.commands() {
 		fmt.Fprintf(&b, "  %-10s %s\n", c.name, c.short)
 	}
+	fmt.Fprintf(&b, "  %-10s %s\n", "version", "print the version, the commit and the platform of this program")
 	b.WriteString(afterCommands)
 	_, err := io.WriteString(a.out, b.String())
 	return err

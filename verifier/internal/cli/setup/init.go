@@ -279,7 +279,7 @@ metadata:
 spec:
   # "*": every pool that no other policy names.
   pools: ["*"]
-  # Off, Audit or Enforce.
+  # "Off" (with the quotes), Audit or Enforce.
   mode: Enforce
   evidence:
     - all: [tpm2]
@@ -288,7 +288,7 @@ spec:
     # Add manufacturer to have genuine TPMs wait for approval instead; it needs
     # the manufacturer's roots in ek-roots/.
     endorsements: [enrolled]
-    # identity-only or secure-boot.
+    # identity-only, secure-boot, release or strict.
     profile: identity-only
 `
 

@@ -119,7 +119,7 @@ func (p *pointers) check(raw []byte, meta pointer.UserData) (*denied, []string) 
 	c, err := pointer.Parse(raw)
 	if err != nil {
 		return &denied{reason.Malformed, fmt.Sprintf("%s: %v", name, err),
-			"Restore the user data. docs/stock-image.md describes pointer configs."}, nil
+			"Restore the user data. docs/platforms.md describes pointer configs."}, nil
 	}
 	var ours []pointer.Source
 	var all, plain []string
