@@ -103,6 +103,10 @@ func isTPM(s v1alpha1.EvidenceSummary) bool { return s.Kind == evidence.TPM2.Str
 // none. A missing document is a temporary denial, so it cannot weaken the policy.
 func (a *appraisal) references() ([]measuredboot.ReferenceValues, error) {
 	if len(a.Policy.ReferenceValues) == 0 {
+		if unread := a.Policy.UnreadReferences; unread != "" && a.Policy.Profile.NeedsEventLog() {
+			return nil, reason.Deny(reason.ReferenceValuesMissing, "%s cannot be read, and policy %s selects all documents",
+				unread, a.Policy.Name)
+		}
 		return a.References, nil
 	}
 	var refs []measuredboot.ReferenceValues

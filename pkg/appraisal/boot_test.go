@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -105,6 +106,35 @@ func TestBoot_IdentityOnly(t *testing.T) {
 	if _, ok := v.Evidence[0].Summary["profile"]; ok || len(v.Warnings) > 0 {
 		t.Errorf("%+v", v)
 	}
+}
+
+// A file of reference values that could not be read since the start may have the document that denies a boot.
+func TestBoot_WaitsForReferenceValuesThatWereNotRead(t *testing.T) {
+	unread := func(in *appraisal.Context, _ *appraisal.Evidence) { in.Policy.UnreadReferences = "new.yaml" }
+	for name, c := range map[string]struct {
+		names []string
+		want  reason.Code // 0: accepted
+	}{
+		"all documents":                       {nil, reason.ReferenceValuesMissing},
+		"only a document that the policy has": {[]string{"uki"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTPMTrial(t)
+			tr.refs, tr.spoil = []measuredboot.ReferenceValues{references(t, "uki")}, unread
+			tr.boots(t, eventlogtest.SecureBootUKI)
+			tr.spec.TPM2.ReferenceValues = c.names
+			if c.want == 0 {
+				tr.passes(t, "a")
+				return
+			}
+			tr.refused(t, c.want)
+		})
+	}
+	t.Run("a profile without documents", func(t *testing.T) {
+		tr := newTPMTrial(t)
+		tr.spoil = unread
+		tr.passes(t, "a")
+	})
 }
 
 func TestBoot_OnlyTheNamedReferenceValuesApply(t *testing.T) {

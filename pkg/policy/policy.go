@@ -65,6 +65,8 @@ type Policy struct {
 	ProfileAction   v1alpha1.ProfileAction
 	Banks           []uint16 // TPM_ALG_ID, in order of preference
 	ReferenceValues []string // names; empty means all
+	// UnreadReferences is a file of reference values that could not be read since the start, or "".
+	UnreadReferences string `json:"-"`
 
 	TokenLifetime     time.Duration
 	TokenUses         int
@@ -204,11 +206,13 @@ type Set struct {
 	pools     map[string]Policy
 	any       *Policy
 	suspended string
+	unread    string // see Policy.UnreadReferences
 }
 
 // For returns the policy of a pool. The name comes from the request and is untrusted.
 func (s *Set) For(pool string) (Policy, error) {
 	if p, ok := s.pools[pool]; ok {
+		p.UnreadReferences = s.unread
 		return p, nil
 	}
 	if s.suspended != "" {
@@ -219,7 +223,7 @@ func (s *Set) For(pool string) (Policy, error) {
 		return Policy{}, reason.Deny(reason.PoolUnknown, "no policy covers pool %.64q", pool)
 	}
 	p := *s.any
-	p.Pool, p.Wildcard, p.hash = pool, true, [sha256.Size]byte{}
+	p.Pool, p.Wildcard, p.hash, p.UnreadReferences = pool, true, [sha256.Size]byte{}, s.unread
 	return p, nil
 }
 
@@ -227,7 +231,16 @@ func (s *Set) For(pool string) (Policy, error) {
 // an unreadable policy file uses it: the file could contain a stricter policy of any
 // pool.
 func (s *Set) Suspended(because string) *Set {
-	return &Set{pools: s.pools, any: nil, suspended: because}
+	return &Set{pools: s.pools, any: nil, suspended: because, unread: s.unread}
+}
+
+// WithUnreadReferences returns the set for a verifier that started with this unreadable file of reference values, or
+// with none ("").
+func (s *Set) WithUnreadReferences(file string) *Set {
+	if file == s.unread {
+		return s
+	}
+	return &Set{pools: s.pools, any: s.any, suspended: s.suspended, unread: file}
 }
 
 // Pools returns the pools that policies name, sorted; "*" is last.

@@ -288,8 +288,9 @@ var table = map[Code]Info{
 		"Read the audit line. If it is about a time, check the clock of the verifier. Otherwise search the verifier's "+
 			"log for the correlation ID."),
 	ReferenceValuesMissing: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ReferenceValuesMissing",
-		"The policy names reference values that the verifier does not have.",
-		"Put the document into reference-values/, or correct spec.tpm2.referenceValues in the policy."),
+		"The verifier does not have, or cannot read, reference values that the policy selects.",
+		"Read the problems in status. Correct the document, put it into reference-values/, or correct "+
+			"spec.tpm2.referenceValues in the policy."),
 	ProviderUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ProviderUnavailable",
 		"The cloud's API did not answer, rejected the verifier, or reached the verifier's rate limit.",
 		"Read the verifier's log. Check its permissions, its network path to the API, and the cloud's status "+

@@ -247,7 +247,7 @@ func (f *Folder) build() *Snapshot {
 	var roots [][]anchors.Anchor
 	var trusted []trust.File
 	references := map[string]string{}
-	suspended := ""
+	suspended, unread := "", ""
 	for _, p := range f.unread {
 		if !f.listed[p.File] {
 			s.Incomplete = append(s.Incomplete, p.File)
@@ -265,8 +265,11 @@ func (f *Folder) build() *Snapshot {
 			}
 			if state.atStart {
 				s.Incomplete = append(s.Incomplete, path)
-				if filepath.Base(filepath.Dir(path)) == policiesDir {
+				switch filepath.Base(filepath.Dir(path)) {
+				case policiesDir:
 					suspended = path
+				case referencesDir:
+					unread = path
 				}
 			}
 			continue
@@ -301,6 +304,7 @@ func (f *Folder) build() *Snapshot {
 	s.Trust, found = f.trust.Join(trusted)
 	s.Problems = append(s.Problems, found...)
 	s.Policies, found = f.compile(policies, suspended)
+	s.Policies = s.Policies.WithUnreadReferences(unread)
 	for _, p := range found {
 		if !slices.Contains(s.Problems, p) { // the problems of each file are already in the list
 			s.Problems = append(s.Problems, p)

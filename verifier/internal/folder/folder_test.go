@@ -299,6 +299,46 @@ func TestLoad_PolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
 	}
 }
 
+// Without this document a policy for all documents would accept boots that it denies with it.
+func TestLoad_ReferenceValuesBrokenAtTheStartDoNotFailOpen(t *testing.T) {
+	files := full(t)
+	files["reference-values/rhcos.yaml"] = "pcr11: ["
+	f, dir := open(t, files)
+	for _, pool := range []string{"worker", "master"} {
+		if p, err := f.Snapshot().Policies.For(pool); err != nil ||
+			p.UnreadReferences != filepath.Join(dir, "reference-values/rhcos.yaml") {
+			t.Errorf("pool %s: %q, %v", pool, p.UnreadReferences, err)
+		}
+	}
+	write(t, dir, tree{"reference-values/rhcos.yaml": referencesYAML})
+	fixed, _ := f.Refresh()
+	write(t, dir, tree{"reference-values/rhcos.yaml": "pcr11: [", "reference-values/new.yaml": "pcr11: ["})
+	later, _ := f.Refresh()
+	for name, s := range map[string]*Snapshot{"fixed": fixed, "the last good state, and a new file": later} {
+		if p, err := s.Policies.For("worker"); err != nil || p.UnreadReferences != "" || len(s.ReferenceValues) != 1 {
+			t.Errorf("%s: %q, %d documents, %v", name, p.UnreadReferences, len(s.ReferenceValues), err)
+		}
+	}
+}
+
+// A shell empties a file before the command that writes it starts, and the command can fail.
+func TestAnEmptyFileRemovesNothing(t *testing.T) {
+	for _, name := range []string{"machines/worker.yaml", "attestations/host-0.yaml", "policies/workers.yaml",
+		"reference-values/rhcos.yaml", "ek-roots/test.pem", "configs/worker.ign"} {
+		for _, content := range []string{"", "\n", "# comment\n"} {
+			f, dir := open(t, full(t))
+			before := f.Snapshot()
+			write(t, dir, tree{name: content})
+			s, _ := f.Refresh()
+			if !s.Failed() || len(s.Machines.Machines()) != 1 || len(s.Enrollments) != 1 || len(s.ReferenceValues) != 1 ||
+				s.EKRoots.Len() != 1 || string(s.Configs["worker"]) != ignition ||
+				!slices.Equal(s.Policies.Pools(), before.Policies.Pools()) {
+				t.Errorf("%s with %q: problems %q", name, content, texts(dir, s.Problems))
+			}
+		}
+	}
+}
+
 func TestFilesOfUnusualTypes(t *testing.T) {
 	f, dir := open(t, full(t))
 	if err := os.Mkdir(filepath.Join(dir, "machines/folder.yaml"), 0o755); err != nil {

@@ -37,7 +37,10 @@ type section struct {
 	parse   func(path string, raw []byte, modified time.Time) (content, []manifest.Problem)
 }
 
-const policiesDir = "policies"
+const (
+	policiesDir   = "policies"
+	referencesDir = "reference-values"
+)
 
 var yamlEndings = []string{".yaml", ".yml", ".json"}
 
@@ -45,7 +48,7 @@ var sections = append([]section{
 	{"machines", yamlEndings, parseMachines},
 	{"attestations", yamlEndings, parseMachines},
 	{policiesDir, yamlEndings, parsePolicies},
-	{"reference-values", yamlEndings, parseReferences},
+	{referencesDir, yamlEndings, parseReferences},
 	{"ek-roots", []string{".pem", ".crt"}, parseAnchors},
 	{"configs", []string{".ign"}, parseConfig},
 }, allTrusted()...)
@@ -111,7 +114,7 @@ func ParseReferences(path string, raw []byte) (references []measuredboot.Referen
 		problems = append(problems, wrong...)
 		references = append(references, r)
 	}
-	return references, problems
+	return references, notEmpty(path, raw, problems)
 }
 
 func parseAnchors(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {

@@ -53,13 +53,15 @@ type contentState struct {
 	references map[string][]measuredboot.ReferenceValues
 	roots      map[string][]anchors.Anchor
 	trust      map[string]trust.File
+	unread     map[string]bool // keys of reference values without a good content since the start
 }
 
-// parseContent parses a ConfigMap. A key that cannot be parsed keeps its previous content.
-func parseContent(m configMap, before contentState) (next contentState, problems []manifest.Problem) {
+// parseContent parses a ConfigMap. A key that cannot be parsed keeps its previous content. The first list at the start
+// has atStart.
+func parseContent(m configMap, before contentState, atStart bool) (next contentState, problems []manifest.Problem) {
 	next = contentState{
 		references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{},
-		trust: map[string]trust.File{},
+		trust: map[string]trust.File{}, unread: map[string]bool{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.data)) {
 		var found []manifest.Problem
@@ -68,6 +70,7 @@ func parseContent(m configMap, before contentState) (next contentState, problems
 			next.references[name], found = folder.ParseReferences(name, []byte(m.data[name]))
 			if manifest.Failed(found) {
 				next.references[name] = before.references[name]
+				next.unread[name] = before.unread[name] || atStart && before.references[name] == nil
 			}
 		case ContentRoots:
 			next.roots[name], found = folder.ParseAnchors(name, []byte(m.data[name]))
@@ -121,6 +124,18 @@ func (c content) references() (all []measuredboot.ReferenceValues) {
 		all = append(all, slices.Concat(inOrder(s.references)...)...)
 	}
 	return all
+}
+
+// unread returns a file of reference values that could not be read since the start, or "".
+func (c content) unread() string {
+	for _, at := range slices.SortedFunc(maps.Keys(c), compareKeys) {
+		for _, name := range slices.Sorted(maps.Keys(c[at].unread)) {
+			if c[at].unread[name] {
+				return fmt.Sprintf("%s in the ConfigMap %s", name, at.name)
+			}
+		}
+	}
+	return ""
 }
 
 // roots joins the roots of the manufacturers.

@@ -47,6 +47,7 @@ type Policies struct {
 	set      *policy.Set             // the last one that compiled
 	clash    map[string]string
 	content  content
+	read     bool            // the ConfigMaps were read
 	trust    *trust.Trust    // nil if it must be joined again
 	pools    map[string]bool // MachineConfigPools; empty if there are none
 }
@@ -87,7 +88,8 @@ func (p *Policies) Sources(namespace string) []*sources.Source {
 		{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
 			Read: compactName, Put: p.putPool, Drop: p.dropPool, Listed: p.poolsChanged},
 		{Kind: configMapKind, Namespace: namespace, Selector: LabelContent + " in (" + strings.Join(contents(), ",") + ")",
-			Whole: true, Object: &corev1.ConfigMap{}, Read: compactConfigMap, Put: p.putContent, Drop: p.dropContent},
+			Whole: true, Object: &corev1.ConfigMap{}, Read: compactConfigMap, Put: p.putContent, Drop: p.dropContent,
+			Listed: p.contentRead},
 	}
 }
 
@@ -294,14 +296,20 @@ func (p *Policies) putContent(o *sources.Object) []manifest.Problem {
 	}
 	at := keyOf(o.NamespacedName)
 	p.mu.Lock()
-	before := p.content[at]
+	before, atStart := p.content[at], !p.read
 	p.mu.Unlock()
-	next, problems := parseContent(m, before)
+	next, problems := parseContent(m, before, atStart)
 	p.mu.Lock()
 	p.content[at], p.trust = next, nil
 	p.mu.Unlock()
 	p.o.Changed()
 	return problems
+}
+
+func (p *Policies) contentRead() {
+	p.mu.Lock()
+	p.read = true
+	p.mu.Unlock()
 }
 
 func (p *Policies) dropContent(n types.NamespacedName) {
@@ -317,7 +325,7 @@ func (p *Policies) dropContent(n types.NamespacedName) {
 func (p *Policies) fill(w *view.View) *anchors.Set {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	w.Policies, w.References = p.compile(), p.content.references()
+	w.Policies, w.References = p.compile().WithUnreadReferences(p.content.unread()), p.content.references()
 	roots := p.content.roots()
 	w.EKRoots = tpm2.Roots{Anchors: roots.Roots(), Intermediates: roots.Intermediates()}
 	if p.trust == nil {

@@ -156,6 +156,55 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 	})
 }
 
+// referencesOf is a ConfigMap of reference values.
+func referencesOf(data map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap", "data": data,
+		"metadata": map[string]any{"name": "refs", "namespace": "own", "resourceVersion": "1",
+			"labels": map[string]any{LabelContent: ContentReferences}},
+	}}
+}
+
+// Without this document a policy for all documents would accept boots that it denies with it.
+func TestInventory_ReferenceValuesBrokenAtTheStartDoNotFailOpen(t *testing.T) {
+	const good = "apiVersion: mcs-attest.dev/v1alpha1\nkind: ReferenceValues\nmetadata: {name: a}\n"
+	for name, c := range map[string]struct {
+		lists  []map[string]any // nil: the ConfigMap does not exist
+		unread string
+	}{
+		"good":                        {[]map[string]any{{"a.yaml": good}}, ""},
+		"broken at the start":         {[]map[string]any{{"a.yaml": "["}}, "a.yaml in the ConfigMap refs"},
+		"empty at the start":          {[]map[string]any{{"a.yaml": ""}}, "a.yaml in the ConfigMap refs"},
+		"broken twice":                {[]map[string]any{{"a.yaml": "["}, {"a.yaml": "{"}}, "a.yaml in the ConfigMap refs"},
+		"fixed":                       {[]map[string]any{{"a.yaml": "["}, {"a.yaml": good}}, ""},
+		"fixed and broken":            {[]map[string]any{{"a.yaml": "["}, {"a.yaml": good}, {"a.yaml": "["}}, ""},
+		"broken later":                {[]map[string]any{{"a.yaml": good}, {"a.yaml": "["}}, ""},
+		"deleted":                     {[]map[string]any{{"a.yaml": "["}, nil}, ""},
+		"a key that is deleted":       {[]map[string]any{{"a.yaml": "["}, {}}, ""},
+		"a new key that is broken":    {[]map[string]any{{"a.yaml": good}, {"a.yaml": good, "b.yaml": "["}}, ""},
+		"a new object that is broken": {[]map[string]any{nil, {"a.yaml": "["}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inventory := unconnected(t)
+			inventory.watching(t, policyKind, "").list(t, 10, lax(), strict())
+			w := inventory.watching(t, configMapKind, "own")
+			for i, data := range c.lists {
+				var objects []*unstructured.Unstructured
+				if data != nil {
+					objects = append(objects, referencesOf(data))
+				}
+				w.list(t, uint64(10+i), objects...)
+			}
+			inventory.build()
+			for _, pool := range []string{"master", "other"} {
+				if p, err := inventory.View().Policies.For(pool); err != nil || p.UnreadReferences != c.unread {
+					t.Errorf("pool %s: %q, %v", pool, p.UnreadReferences, err)
+				}
+			}
+		})
+	}
+}
+
 func TestInventory_WatchesTheAnchorsOfEverySection(t *testing.T) {
 	w := unconnected(t).watching(t, configMapKind, "own")
 	selector, err := labels.Parse(w.Selector)
