@@ -237,9 +237,6 @@ func (s *Set) Suspended(because string) *Set {
 // WithUnreadReferences returns the set for a verifier that started with this unreadable file of reference values, or
 // with none ("").
 func (s *Set) WithUnreadReferences(file string) *Set {
-	if file == s.unread {
-		return s
-	}
 	return &Set{pools: s.pools, any: s.any, suspended: s.suspended, unread: file}
 }
 

@@ -104,6 +104,30 @@ func TestFor(t *testing.T) {
 	}
 }
 
+// Each policy of the set has the file, and the content of the policy stays the same.
+func TestSet_WithUnreadReferences(t *testing.T) {
+	rest := valid(func(s *v1alpha1.AttestationPolicySpec) { s.Pools = nil })
+	rest.Name = "rest"
+	set := compile(t, rest, valid(nil))
+	unread := set.WithUnreadReferences("reference-values/a.yaml")
+	for _, pool := range []string{"worker", "master"} {
+		before, p, after := policyFor(t, set, pool), policyFor(t, unread, pool),
+			policyFor(t, unread.WithUnreadReferences(""), pool)
+		if before.UnreadReferences != "" || p.UnreadReferences != "reference-values/a.yaml" || after.UnreadReferences != "" {
+			t.Errorf("pool %s: %q, %q, %q", pool, before.UnreadReferences, p.UnreadReferences, after.UnreadReferences)
+		}
+		if p.Hash() != before.Hash() {
+			t.Errorf("pool %s: another hash", pool)
+		}
+	}
+	if p := policyFor(t, unread.Suspended("policies/a.yaml"), "worker"); p.UnreadReferences == "" {
+		t.Error("suspended: the file is lost")
+	}
+	if _, err := set.Suspended("policies/a.yaml").WithUnreadReferences("b").For("master"); code(err) != reason.PoolUnknown {
+		t.Errorf("%v", err)
+	}
+}
+
 // Status row E18: tpm AND cloud, tpm OR cloud.
 func TestMixedPolicies(t *testing.T) {
 	const tpm, gcp, aws = evidence.TPM2, evidence.GCPIdentity, evidence.AWSIID
