@@ -50,8 +50,8 @@ func initCommand() *cobra.Command {
 Give the file DIR/pointers/POOL.ign to the machines as their user-data, put the full
 config into DIR/configs/POOL.ign, and enroll the machines.
 
-The command overwrites nothing. You can run it again, for example to add a pool: it
-keeps the certificates and keys of an existing folder.`,
+The command overwrites nothing. In an existing folder it only creates keys and
+certificates that are missing, and the files of each pool that --pool adds.`,
 		Example: `  mcs-attest-verifier init /var/lib/mcs-attest --origin https://api-int.example.com:22623 --pool worker --pool master`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,7 +61,8 @@ keeps the certificates and keys of an existing folder.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&o.Origins, "origin", nil,
 		"https://host:port at which the machines reach the verifier (repeatable)")
-	f.StringSliceVar(&o.Pools, "pool", []string{"worker"}, "pool to create a pointer and a sample config for (repeatable)")
+	f.StringSliceVar(&o.Pools, "pool", nil,
+		"pool to create a pointer and a sample config for (repeatable; default worker in a new folder)")
 	f.StringVar(&o.Listen, "listen", "", `address to serve on (default ":22623")`)
 	f.StringVar(&o.HealthListen, "health-listen", "", `address for health, on the loopback (default "127.0.0.1:22681")`)
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", `address for metrics (default "127.0.0.1:9622")`)
@@ -69,6 +70,9 @@ keeps the certificates and keys of an existing folder.`,
 		"serve the configs of this Machine Config Server, https://host:port, instead of the folder's")
 	return cmd
 }
+
+// configFile is the name of the configuration.
+const configFile = "mcs-attest.yaml"
 
 // folders is the layout of a verifier's folder; docs/operating.md describes it.
 var folders = []string{"tls", "keys", "machines", "attestations", "policies", "reference-values", "ek-roots", "configs",
@@ -102,7 +106,7 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	if err := w.samples(o); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nnext: mcs-attest-verifier serve --config %s\n", filepath.Join(dir, "mcs-attest.yaml"))
+	fmt.Fprintf(out, "\nnext: mcs-attest-verifier serve --config %s\n", filepath.Join(dir, configFile))
 	return nil
 }
 
@@ -227,12 +231,24 @@ func (w folderWriter) keys(now time.Time) error {
 	return nil
 }
 
+// samples writes the configuration, and what an administrator replaces. In an existing folder it writes no policy:
+// that would be in force beside those of the administrator.
 func (w folderWriter) samples(o InitOptions) error {
-	if err := w.write("mcs-attest.yaml", 0o644, configText(o), "configuration"); err != nil {
+	exists := w.exists(configFile)
+	if err := w.write(configFile, 0o644, configText(o), "configuration"); err != nil {
 		return err
 	}
-	if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy),
-		"policy: an enrolled TPM for every pool"); err != nil {
+	if !exists {
+		if len(o.Pools) == 0 {
+			o.Pools = []string{"worker"}
+		}
+		if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy),
+			"policy: an enrolled TPM for every pool"); err != nil {
+			return err
+		}
+	}
+	sample, err := w.servesConfigs()
+	if err != nil {
 		return err
 	}
 	ca, err := os.ReadFile(filepath.Join(w.dir, "tls", "ca.crt"))
@@ -247,7 +263,7 @@ func (w folderWriter) samples(o InitOptions) error {
 		if err := w.write("pointers/"+pool+".ign", 0o644, config, "pointer config: the machines' user-data"); err != nil {
 			return err
 		}
-		if o.Upstream == "" {
+		if sample {
 			if err := w.write("configs/"+pool+".ign", 0o600, []byte(sampleConfig),
 				"full config of pool "+pool+": replace this sample"); err != nil {
 				return err
@@ -255,6 +271,16 @@ func (w folderWriter) samples(o InitOptions) error {
 		}
 	}
 	return nil
+}
+
+// servesConfigs reports whether the verifier serves the files in configs/, and nothing else.
+func (w folderWriter) servesConfigs() (bool, error) {
+	c, err := config.Load(filepath.Join(w.dir, configFile))
+	if err != nil {
+		return false, err
+	}
+	rendered, err := filepath.Glob(c.Path("machineconfigs", "*"))
+	return c.Upstream == "" && len(rendered) == 0, err
 }
 
 func configText(o InitOptions) []byte {
