@@ -190,6 +190,25 @@ func TestAttack_T46_KnownSecretsHoweverTheyAreWritten(t *testing.T) {
 	}
 }
 
+// A caller without proof can write such text into the log. If the time grew with the square of the length, this text
+// would take several minutes.
+func TestAttack_T46_TextThatRepeatsANameIsSearchedOnce(t *testing.T) {
+	text := []byte(strings.Repeat("d:", 1<<20))
+	done := make(chan bool, 1)
+	go func() {
+		scrubbed, _ := bundle.NewScrubber().Scrub(text)
+		done <- bytes.Equal(scrubbed, text)
+	}()
+	select {
+	case same := <-done:
+		if !same {
+			t.Error("a text without a secret was changed")
+		}
+	case <-time.After(time.Minute):
+		t.Error("no result after a minute")
+	}
+}
+
 func TestListOfContents_NamesWhatIsMissing(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	var out bytes.Buffer

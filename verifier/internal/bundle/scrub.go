@@ -295,14 +295,17 @@ func scrubFields(text []byte, found map[string]int) []byte {
 			continue
 		}
 		from, quote := valueAfter(text, i+1)
+		// "d" and "k" are the private parts of a JWK; a word of a log they may be, too.
+		if len(name) == 1 && quote == "" {
+			continue
+		}
 		length := valueLength(text[from:], quote)
 		value := text[from : from+length]
 		if length < 6 && quote == "" || length == 0 || bytes.HasPrefix(value, []byte(mark)) || name == "token" &&
 			tokenID.Match(value) {
 			continue
 		}
-		// "d" and "k" are the private parts of a JWK; a word of a log they may be, too.
-		if len(name) == 1 && (length < 32 || quote == "") {
+		if len(name) == 1 && length < 32 {
 			continue
 		}
 		found["secret field"]++

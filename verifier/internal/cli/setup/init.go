@@ -273,7 +273,7 @@ func (w folderWriter) samples(o InitOptions) error {
 	return nil
 }
 
-// servesConfigs reports whether the verifier serves the files in configs/, and nothing else.
+// servesConfigs reports whether the files in configs/ are the only configs that the verifier serves.
 func (w folderWriter) servesConfigs() (bool, error) {
 	c, err := config.Load(filepath.Join(w.dir, configFile))
 	if err != nil {
