@@ -121,6 +121,8 @@ func (f *Folder) Init() (made bool, err error) {
 type state struct {
 	mcscert.Status
 	signer pki.Pair // of CA; empty if its key is stored elsewhere
+	// completed is true if the serving certificate of a crashed command was completed before.
+	completed bool
 }
 
 // Inspect reads the folder and changes nothing.
@@ -208,6 +210,9 @@ func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 		return "", s.Status, err
 	}
 	defer unlock()
+	if s.completed {
+		return mcscert.StepServing, s.Status, nil
+	}
 	step, err := s.Next(f.now(), now)
 	if err != nil {
 		return "", s.Status, err
@@ -220,6 +225,21 @@ func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	return step, status, err
 }
 
+// Complete completes the serving certificate of a crashed command: until then no verifier can start, because the
+// certificate does not have the key.
+func (f *Folder) Complete() error {
+	if _, err := os.Lstat(f.path("tls/tls.crt.next")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	unlock, err := f.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = f.completeServing()
+	return err
+}
+
 // Due performs the steps that are due. In most years, there are none.
 func (f *Folder) Due() (steps []mcscert.Step, _ mcscert.Status, err error) {
 	s, unlock, err := f.begin()
@@ -227,6 +247,9 @@ func (f *Folder) Due() (steps []mcscert.Step, _ mcscert.Status, err error) {
 		return nil, s.Status, err
 	}
 	defer unlock()
+	if s.completed {
+		steps = append(steps, mcscert.StepServing)
+	}
 	// The signer is the CA whose key is in the folder: an interrupted command leaves a newer one in the
 	// bundle. If there is no key, it is stored elsewhere.
 	signer := s.CA
@@ -260,9 +283,11 @@ func (f *Folder) begin() (s state, unlock func(), err error) {
 	if unlock, err = f.lock(); err != nil {
 		return s, nil, err
 	}
-	if err = f.completeServing(); err == nil {
+	completed, err := f.completeServing()
+	if err == nil {
 		s, err = f.read()
 	}
+	s.completed = completed
 	if err == nil {
 		s.PointerConfigs, err = f.pointers(mcscert.Authorities{Bundle: s.Bundle, Signer: s.CA}, false)
 	}
@@ -272,28 +297,29 @@ func (f *Folder) begin() (s state, unlock func(), err error) {
 	return s, unlock, err
 }
 
-// completeServing installs a serving certificate whose key was already installed.
-func (f *Folder) completeServing() error {
+// completeServing installs a serving certificate whose key was already installed. completed is true if there was one.
+func (f *Folder) completeServing() (completed bool, err error) {
 	next, err := os.ReadFile(f.path("tls/tls.crt.next"))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return fmt.Errorf("read the files of an interrupted command: %w", err)
-	default:
-		key, err := os.ReadFile(f.path("tls/tls.key"))
-		if err != nil {
-			return fmt.Errorf("read the serving certificate's key: %w", err)
-		}
-		if _, err := tls.X509KeyPair(next, key); err == nil {
-			err = os.Rename(f.path("tls/tls.crt.next"), f.path("tls/tls.crt"))
-			if err != nil {
-				return fmt.Errorf("complete the serving certificate: %w", err)
-			}
-		} else if err := os.Remove(f.path("tls/tls.crt.next")); err != nil {
-			return fmt.Errorf("remove the files of an interrupted command: %w", err)
-		}
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	return nil
+	if err != nil {
+		return false, fmt.Errorf("read the files of an interrupted command: %w", err)
+	}
+	key, err := os.ReadFile(f.path("tls/tls.key"))
+	if err != nil {
+		return false, fmt.Errorf("read the serving certificate's key: %w", err)
+	}
+	if _, err := tls.X509KeyPair(next, key); err != nil {
+		if err := os.Remove(f.path("tls/tls.crt.next")); err != nil {
+			return false, fmt.Errorf("remove the files of an interrupted command: %w", err)
+		}
+		return false, nil
+	}
+	if err := os.Rename(f.path("tls/tls.crt.next"), f.path("tls/tls.crt")); err != nil {
+		return false, fmt.Errorf("complete the serving certificate: %w", err)
+	}
+	return true, nil
 }
 
 // newCA writes a new CA into the bundle and the pointer configs, and removes expired ones.

@@ -290,13 +290,28 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	newCrt := f.read("tls/tls.crt")
-	f.write("tls/tls.crt.next", []byte(newCrt))
-	f.write("tls/tls.crt", []byte(oldCrt))
-	if _, _, err := f.Due(); err != nil {
-		t.Fatal(err)
+	bundle := f.read("tls/ca.crt")
+	for name, complete := range map[string]func() (mcscert.Step, error){
+		"by hand":     func() (mcscert.Step, error) { step, _, err := f.Rotate(false); return step, err },
+		"immediately": func() (mcscert.Step, error) { step, _, err := f.Rotate(true); return step, err },
+		"by the calendar": func() (mcscert.Step, error) {
+			steps, _, err := f.Due()
+			return slices.Concat(steps, []mcscert.Step{"none"})[0], err
+		},
+		"by the verifier": func() (mcscert.Step, error) { return mcscert.StepServing, f.Complete() },
+	} {
+		f.write("tls/tls.crt.next", []byte(newCrt))
+		f.write("tls/tls.crt", []byte(oldCrt))
+		step, err := complete()
+		if err != nil || step != mcscert.StepServing {
+			t.Errorf("%s: step %q, %v", name, step, err)
+		}
+		if f.inspect(); f.read("tls/tls.crt") != newCrt || f.read("tls/ca.crt") != bundle {
+			t.Errorf("%s: the certificate was not completed, or another step followed", name)
+		}
 	}
-	if f.inspect(); f.read("tls/tls.crt") != newCrt {
-		t.Error("the certificate was not completed")
+	if err := f.Complete(); err != nil {
+		t.Errorf("without anything to complete: %v", err)
 	}
 	// Before the key: the old pair stays.
 	f.write("tls/tls.crt.next", []byte(oldCrt))

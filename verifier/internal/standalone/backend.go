@@ -27,6 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/certfolder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
@@ -65,8 +66,9 @@ func New(s *backend.Parts) (*Backend, error) {
 	if b.Files, err = folder.Open(c.Data); err != nil {
 		return nil, hint.New(err, initHint)
 	}
+	completed := (&certfolder.Folder{Dir: c.Data}).Complete()
 	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
-		return nil, certificateHint(err)
+		return nil, certificateHint(errors.Join(err, completed))
 	}
 	parseTokens := func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }
 	if b.Tokens, err = reload.New(parseTokens, c.Path("keys", keys.TokenFile)); err != nil {
