@@ -180,20 +180,23 @@ func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.Pointer
 		if err != nil {
 			return nil, fmt.Errorf("read pointer config: %w", err)
 		}
+		info, err := os.Lstat(name)
+		if err != nil {
+			return nil, fmt.Errorf("read pointer config: %w", err)
+		}
 		shown := "pointers/" + filepath.Base(name)
 		next, p := with.Renew(pointer.UserData{Name: shown}, raw)
 		p.Name = shown
 		switch {
 		case p.Failed:
 			return nil, fmt.Errorf("%s: %s", p.Name, p.Left)
+		case next != nil && !info.Mode().IsRegular():
+			// The file that a link refers to, for example in a checkout of Git, would keep the former CA.
+			p.Left, p.Lacks = "it is a link, which is not replaced; run 'certs pointer' with the file that it refers to", true
 		case next != nil && dry:
 			p.Left = mcscert.WithoutBundle
 		case next != nil:
 			// The file may contain a token, so its mode is kept.
-			info, err := os.Stat(name)
-			if err != nil {
-				return nil, fmt.Errorf("read pointer config: %w", err)
-			}
 			if err := wholefile.Write(name, info.Mode().Perm(), next); err != nil {
 				return nil, err
 			}

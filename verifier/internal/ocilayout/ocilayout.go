@@ -9,6 +9,7 @@ package ocilayout
 import (
 	"archive/tar"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -26,16 +27,16 @@ import (
 const (
 	maxDocument = 4 << 20
 	maxLayers   = 1000
-	maxEntries  = 4 << 20 // of all layers
-	maxFiles    = 1000    // that are extracted
-	maxBytes    = 8 << 30 // of extracted files
-	maxUnpacked = 64 << 30
+	maxEntries  = 4 << 20  // of all layers
+	maxFiles    = 1000     // that are extracted
+	maxBytes    = 8 << 30  // of extracted files
+	maxUnpacked = 64 << 30 // of all layers, in bytes
 )
 
 // Extract writes those files of an image to a folder whose path in the image is wanted. It verifies the
 // digests of all blobs. Links are files with the content of their target if they are hard links, as
 // OSTree has them; other links are not extracted.
-func Extract(layout fs.FS, to *os.Root, wanted func(path string) bool) error {
+func Extract(ctx context.Context, layout fs.FS, to *os.Root, wanted func(path string) bool) error {
 	m, err := manifest(layout)
 	if err != nil {
 		return err
@@ -43,10 +44,14 @@ func Extract(layout fs.FS, to *os.Root, wanted func(path string) bool) error {
 	if len(m.Layers) > maxLayers {
 		return fmt.Errorf("the image has more than %d layers", maxLayers)
 	}
-	x := &extraction{layout: layout, to: to, wanted: wanted, files: map[string]int{}}
-	for i, l := range m.Layers {
+	x := &extraction{layout: layout, to: to, wanted: wanted, files: map[string]int{}, unpacked: maxUnpacked}
+	return x.extractAll(ctx, m.Layers)
+}
+
+func (x *extraction) extractAll(ctx context.Context, layers []descriptor) error {
+	for i, l := range layers {
 		x.layer = i
-		if err := x.extract(l); err != nil {
+		if err := x.extract(ctx, l); err != nil {
 			return fmt.Errorf("layer %s: %w", l.Digest, err)
 		}
 	}
@@ -147,14 +152,16 @@ type extraction struct {
 	layer   int
 	entries int
 	bytes   int64
+	// unpacked is how many bytes all further layers may have. A manifest can name one blob many times.
+	unpacked int64
 }
 
 // extract applies one layer (OCI Image Format Specification, layer.md). An entry that is no folder hides the folder of
 // that name, and all that is in it, even if the entry itself is not wanted. The target of a hard link is before the
 // link, so such a layer is read again.
-func (x *extraction) extract(l descriptor) error {
+func (x *extraction) extract(ctx context.Context, l descriptor) error {
 	x.links = map[string]string{}
-	err := x.read(l, func(h *tar.Header, name string, content io.Reader) error {
+	err := x.read(ctx, l, func(h *tar.Header, name string, content io.Reader) error {
 		dir, base := path.Split(name)
 		deleted, isWhiteout := strings.CutPrefix(base, ".wh.")
 		var hidden func(file string, lower bool) bool
@@ -194,16 +201,16 @@ func (x *extraction) extract(l descriptor) error {
 	if err != nil || len(x.links) == 0 {
 		return err
 	}
-	return x.link(l)
+	return x.link(ctx, l)
 }
 
 // link writes the hard links of a layer.
-func (x *extraction) link(l descriptor) error {
+func (x *extraction) link(ctx context.Context, l descriptor) error {
 	names := map[string][]string{} // by their target
 	for name, target := range x.links {
 		names[target] = append(names[target], name)
 	}
-	err := x.read(l, func(h *tar.Header, target string, content io.Reader) error {
+	err := x.read(ctx, l, func(h *tar.Header, target string, content io.Reader) error {
 		links := names[target]
 		if len(links) == 0 || h.Typeflag == tar.TypeLink {
 			return nil
@@ -232,7 +239,7 @@ func (x *extraction) link(l descriptor) error {
 }
 
 // read calls f for each entry of a layer.
-func (x *extraction) read(l descriptor, f func(*tar.Header, string, io.Reader) error) error {
+func (x *extraction) read(ctx context.Context, l descriptor, f func(*tar.Header, string, io.Reader) error) error {
 	b, err := open(x.layout, l.Digest)
 	if err != nil {
 		return err
@@ -247,7 +254,7 @@ func (x *extraction) read(l descriptor, f func(*tar.Header, string, io.Reader) e
 	case !strings.HasSuffix(l.MediaType, ".tar"):
 		return fmt.Errorf("media type %q is not supported. Use 'skopeo copy --dest-compress-format gzip'", l.MediaType)
 	}
-	limited := &io.LimitedReader{R: r, N: maxUnpacked}
+	limited := &io.LimitedReader{R: interruptible{ctx, r}, N: x.unpacked}
 	archive := tar.NewReader(limited)
 	for {
 		h, err := archive.Next()
@@ -264,10 +271,24 @@ func (x *extraction) read(l descriptor, f func(*tar.Header, string, io.Reader) e
 			return err
 		}
 	}
-	if limited.N == 0 {
-		return fmt.Errorf("more than %d bytes", int64(maxUnpacked))
+	if x.unpacked = limited.N; x.unpacked == 0 {
+		return fmt.Errorf("the image has more than %d bytes", int64(maxUnpacked))
 	}
 	return b.verify()
+}
+
+// interruptible is a Reader that fails when the context has ended.
+type interruptible struct {
+	ctx context.Context
+	io.Reader
+}
+
+// Read reads from the Reader, unless the context has ended.
+func (r interruptible) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, fmt.Errorf("interrupted: %w", err)
+	}
+	return r.Reader.Read(p)
 }
 
 // clean returns a path of an archive without a leading slash, and without a way out of the image.

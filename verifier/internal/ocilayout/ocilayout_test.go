@@ -6,8 +6,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -98,7 +100,7 @@ func extract(t testing.TB, layout fs.FS) (map[string]string, error) {
 		t.Fatal(err)
 	}
 	defer to.Close()
-	if err := Extract(layout, to, func(p string) bool { return path.Ext(p) == ".efi" }); err != nil {
+	if err := Extract(t.Context(), layout, to, func(p string) bool { return path.Ext(p) == ".efi" }); err != nil {
 		return nil, err
 	}
 	got := map[string]string{}
@@ -275,6 +277,34 @@ func TestExtract_Denies(t *testing.T) {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})
+	}
+}
+
+// A manifest can name one small blob many times.
+func TestExtract_LimitsTheWholeImage(t *testing.T) {
+	raw := layer(t, file{name: "a.efi", content: "a"})
+	layout := image(t, gzipped, raw, raw, raw)
+	m, err := manifest(layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	size := int64(len(archive(t, file{name: "a.efi", content: "a"})))
+	for unpacked, want := range map[int64]bool{3*size + 1: true, 3 * size: false, size + 1: false} {
+		x := &extraction{layout: layout, to: to, wanted: func(string) bool { return false }, files: map[string]int{},
+			unpacked: unpacked}
+		if err := x.extractAll(t.Context(), m.Layers); (err == nil) != want {
+			t.Errorf("%d bytes of %d: %v", unpacked, 3*size, err)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Extract(ended, layout, to, func(string) bool { return true }); !errors.Is(err, context.Canceled) {
+		t.Errorf("after an interrupt: %v", err)
 	}
 }
 

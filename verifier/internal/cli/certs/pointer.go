@@ -53,9 +53,13 @@ another server that distributes the pointer config. --force replaces it anyway.`
 }
 
 func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate, force bool) error {
-	info, err := os.Stat(file)
+	info, err := os.Lstat(file)
 	if err != nil {
 		return fmt.Errorf("read pointer config: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return hint.New(fmt.Errorf("%s is not a regular file, and this command does not replace it", file),
+			"if it is a link, give the file that it refers to")
 	}
 	raw, err := os.ReadFile(file)
 	if err != nil {

@@ -60,6 +60,10 @@ now.`,
 		if err != nil {
 			return err
 		}
+		if c.Kubernetes != nil {
+			return hint.New(errors.New("this is the configuration of a cluster"),
+				"copy its policies and Machines into a folder, and give the configuration of that folder")
+		}
 		saved, err := appraisal.ParseSaved(raw)
 		if err != nil {
 			return err
@@ -72,7 +76,10 @@ now.`,
 		if err != nil {
 			return err
 		}
-		v, denied := appraiseAgain(cmd.Context(), c, saved, snapshot, shared)
+		v, denied, err := appraiseAgain(cmd.Context(), c, saved, snapshot, shared)
+		if err != nil {
+			return err
+		}
 		if denied != nil && !second {
 			return appraisalFailed(denied)
 		}
@@ -117,15 +124,16 @@ now.`,
 	return cmd
 }
 
+// appraiseAgain returns the verdict or the denial, or the error err if the appraisal cannot be repeated.
 func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved, s *folder.Snapshot,
-	shared provisioning.Tokens) (*appraisal.Verdict, error) {
+	shared provisioning.Tokens) (v *appraisal.Verdict, denied, err error) {
 	challenge, ev, err := saved.Replay()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	p, err := s.Policies.For(challenge.Pool)
-	if err != nil {
-		return nil, err
+	p, denied := s.Policies.For(challenge.Pool)
+	if denied != nil {
+		return nil, denied, nil
 	}
 	// A managed identity's token is not among what was saved.
 	without := *c
@@ -137,10 +145,10 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 	//nolint:contextcheck // it makes no call
 	known, err := clouds.New(&without, func() *trust.Trust { return s.Trust }, outbound.Options{})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { _ = known.Close() }() // no cloud was asked
-	return appraisal.Appraise(ctx, saved.Answers.Replaying(appraisal.Context{
+	v, denied = appraisal.Appraise(ctx, saved.Answers.Replaying(appraisal.Context{
 		Clouds: known.Verifiers,
 		// Also one whose grace is over by now: the evidence is of an earlier day.
 		ProvisioningTokens: []secret.Bytes{shared.Current, shared.Previous},
@@ -148,6 +156,7 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 		Endorsers: appraisal.Endorsers(s.Trust.AK, s.Machines,
 			tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}),
 	}), ev, saved.Time)
+	return v, denied, nil
 }
 
 func appraisalFailed(err error) error {

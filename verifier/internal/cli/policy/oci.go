@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,7 +36,7 @@ func matches(patterns []string, name string) bool {
 
 // fromOCI computes the documents of a container image: one for each unified kernel image, or, if boot is the
 // folder with what the installer writes to /boot, one for each entry.
-func fromOCI(name, layout, boot string) (out []measuredboot.ReferenceValues, err error) {
+func fromOCI(ctx context.Context, name, layout, boot string) (out []measuredboot.ReferenceValues, err error) {
 	dir, err := os.MkdirTemp("", "refvals-")
 	if err != nil {
 		return nil, err
@@ -55,7 +56,8 @@ func fromOCI(name, layout, boot string) (out []measuredboot.ReferenceValues, err
 	if boot != "" {
 		patterns = slices.Concat(loaders, modules)
 	}
-	if err := ocilayout.Extract(in.FS(), root, func(p string) bool { return matches(patterns, p) }); err != nil {
+	wanted := func(p string) bool { return matches(patterns, p) }
+	if err := ocilayout.Extract(ctx, in.FS(), root, wanted); err != nil {
 		return nil, err
 	}
 	if boot == "" {

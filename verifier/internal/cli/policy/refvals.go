@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -62,7 +63,7 @@ its Ignition config are measured.`,
 	}
 	output := env.OutputOf(cmd, env.YAML, env.JSON, env.Name)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		values, err := from.referenceValues(name)
+		values, err := from.referenceValues(cmd.Context(), name)
 		if err != nil {
 			return err
 		}
@@ -84,7 +85,7 @@ its Ignition config are measured.`,
 type source struct{ uki, oci, boot, iso string }
 
 // referenceValues computes the documents of the image.
-func (s source) referenceValues(name string) ([]measuredboot.ReferenceValues, error) {
+func (s source) referenceValues(ctx context.Context, name string) ([]measuredboot.ReferenceValues, error) {
 	switch {
 	case s.uki != "":
 		f, err := os.Open(s.uki)
@@ -93,7 +94,7 @@ func (s source) referenceValues(name string) ([]measuredboot.ReferenceValues, er
 		}
 		return fromUKI(name, f)
 	case s.oci != "":
-		values, err := fromOCI(name, s.oci, s.boot)
+		values, err := fromOCI(ctx, name, s.oci, s.boot)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.oci, err)
 		}

@@ -90,18 +90,19 @@ func read(t *testing.T, path string) string {
 
 func TestRefvals_AContainerImageHasTheValuesOfItsUKI(t *testing.T) {
 	uki := buildUKI(t)
-	want, err := source{uki: uki}.referenceValues("x")
+	want, err := source{uki: uki}.referenceValues(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	content := read(t, uki)
 	for _, name := range []string{"boot/EFI/Linux/x.efi", "boot/EFI/Linux/bootc/x.efi", "usr/lib/modules/6.12/x.efi"} {
-		got, err := source{oci: layoutOf(t, map[string]string{name: content})}.referenceValues("x")
+		got, err := source{oci: layoutOf(t, map[string]string{name: content})}.referenceValues(t.Context(), "x")
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %v, %v, expected %v", name, got, err, want)
 		}
 	}
-	_, err = source{oci: layoutOf(t, map[string]string{"usr/lib/modules/6.12/vmlinuz": content})}.referenceValues("x")
+	without := source{oci: layoutOf(t, map[string]string{"usr/lib/modules/6.12/vmlinuz": content})}
+	_, err = without.referenceValues(t.Context(), "x")
 	if err == nil || !strings.Contains(err.Error(), "also give the folder") {
 		t.Errorf("an image without a UKI: %v", err)
 	}
@@ -136,7 +137,7 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 	want, err := source{boot: folder(map[string]string{
 		"efi/EFI/BOOT/BOOTX64.EFI": shim, "efi/EFI/fedora/grubx64.efi": grub,
 		deployment + "vmlinuz-" + version: kernel, deployment + "initramfs-" + version + ".img": "initramfs",
-	})}.referenceValues("x")
+	})}.referenceValues(t.Context(), "x")
 	if err != nil || len(want) != 1 || len(want[0].Loads) != 3 {
 		t.Fatalf("the disk: %+v, %v", want, err)
 	}
@@ -157,7 +158,7 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 				"usr/EFI/BOOT/BOOTX64.EFI": grub,
 			}),
 		} {
-			got, err := source{oci: image(efi), boot: disk}.referenceValues("x")
+			got, err := source{oci: image(efi), boot: disk}.referenceValues(t.Context(), "x")
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("%s, %s: got %+v, %v, expected %+v", efi, name, got, err, want)
 			}
@@ -172,7 +173,7 @@ func TestRefvals_AContainerImageWithGRUBHasTheValuesOfItsDisk(t *testing.T) {
 	} {
 		entry := strings.ReplaceAll(config["loader.1/entries/ostree-1.conf"], c.old, c.replacement)
 		disk := folder(map[string]string{"loader.1/entries/ostree-1.conf": entry, "vmlinuz": kernel})
-		_, err := source{oci: image("usr/lib/bootupd/updates/EFI/"), boot: disk}.referenceValues("x")
+		_, err := source{oci: image("usr/lib/bootupd/updates/EFI/"), boot: disk}.referenceValues(t.Context(), "x")
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -204,7 +205,7 @@ func TestRefvals_AnISOHasTheValuesOfItsFiles(t *testing.T) {
 	for name, content := range partition {
 		mounted["efi/"+name] = content
 	}
-	want, err := source{boot: folderOf(t, mounted)}.referenceValues("x")
+	want, err := source{boot: folderOf(t, mounted)}.referenceValues(t.Context(), "x")
 	if err != nil || len(want) != 1 || len(want[0].Loads) != 3 {
 		t.Fatalf("the files: %+v, %v", want, err)
 	}
@@ -228,11 +229,11 @@ func TestRefvals_AnISOHasTheValuesOfItsFiles(t *testing.T) {
 	run("mcopy", "-s", "-i", efi, filepath.Join(folderOf(t, partition), "EFI"), "::")
 	run("xorrisofs", "-quiet", "-rational-rock", "-J", "-joliet-long", "-o", image,
 		"-eltorito-alt-boot", "-e", "images/efiboot.img", "-no-emul-boot", dir)
-	got, err := source{iso: image}.referenceValues("x")
+	got, err := source{iso: image}.referenceValues(t.Context(), "x")
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v, expected %+v", got, err, want)
 	}
-	if _, err := (source{iso: efi}).referenceValues("x"); err == nil ||
+	if _, err := (source{iso: efi}).referenceValues(t.Context(), "x"); err == nil ||
 		!strings.Contains(err.Error(), "not an ISO 9660 image") {
 		t.Errorf("the EFI system partition: %v", err)
 	}
