@@ -17,12 +17,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	manifests "github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -71,19 +75,28 @@ func (f *Folder) Collect(ctx context.Context, _ time.Duration, to Collector) err
 	c := &collector{to: to}
 	c.file("config/mcs-attest.yaml", func() ([]byte, error) { return os.ReadFile(f.Config.Path("mcs-attest.yaml")) })
 	c.json("state.json", func() (any, error) { return f.State(ctx) })
-	for _, dir := range []string{"policies", "attestations", "reference-values"} {
-		for _, name := range f.list(to, dir) {
-			c.file(dir+"/"+name, func() ([]byte, error) { return os.ReadFile(f.Config.Path(dir, name)) })
+	own := func(kind string) schema.GroupKind { return v1alpha1.GroupVersion.WithKind(kind).GroupKind() }
+	machines := []schema.GroupKind{{Group: machineAPI.Group, Kind: "Machine"}, {Group: clusterAPI.Group, Kind: "Machine"},
+		{Group: hosts.Group, Kind: "BareMetalHost"}, own(v1alpha1.KindMachineAttestation)}
+	for _, s := range []struct {
+		dir   string
+		kinds []schema.GroupKind
+	}{
+		{"policies", []schema.GroupKind{own(v1alpha1.KindAttestationPolicy)}},
+		{"attestations", machines},
+		{"reference-values", []schema.GroupKind{own(measuredboot.Kind)}},
+		{"machines", machines},
+	} {
+		for _, name := range f.list(to, s.dir) {
+			c.file(s.dir+"/"+name, func() ([]byte, error) {
+				path := f.Config.Path(s.dir, name)
+				raw, err := readManifest(path)
+				if err != nil {
+					return nil, err
+				}
+				return reduceManifests(path, raw, s.kinds)
+			})
 		}
-	}
-	for _, name := range f.list(to, "machines") {
-		c.file("machines/"+name, func() ([]byte, error) {
-			raw, err := os.ReadFile(f.Config.Path("machines", name))
-			if err != nil {
-				return nil, err
-			}
-			return reduceManifests(raw)
-		})
 	}
 	c.file("files.txt", func() ([]byte, error) { return f.files(to) })
 	for _, path := range []string{"metrics", "readyz", "healthz"} {
@@ -93,7 +106,7 @@ func (f *Folder) Collect(ctx context.Context, _ time.Duration, to Collector) err
 	return c.failed
 }
 
-// list names the files of a section.
+// list names the manifests of a section.
 func (f *Folder) list(to Collector, dir string) []string {
 	entries, err := os.ReadDir(f.Config.Path(dir))
 	if err != nil {
@@ -102,7 +115,7 @@ func (f *Folder) list(to Collector, dir string) []string {
 	}
 	var names []string
 	for _, e := range entries {
-		if !e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+		if isManifest(e.Name()) {
 			names = append(names, e.Name())
 		}
 	}
@@ -225,29 +238,33 @@ func (c *collector) json(name string, get func() (any, error)) {
 	})
 }
 
-// reduceManifests is the file's objects without what may hold a secret, as JSON
-// lines.
-func reduceManifests(raw []byte) ([]byte, error) {
+// reduceManifests is the file's objects of these kinds without what may hold a
+// secret, as JSON lines. Of other objects it has only the kind and the name.
+func reduceManifests(path string, raw []byte, kinds []schema.GroupKind) ([]byte, error) {
+	docs, problems := manifests.Split(path, raw)
 	var out bytes.Buffer
-	for _, doc := range bytes.Split(raw, []byte("\n---")) {
-		var object map[string]any
-		if err := sigsyaml.Unmarshal(doc, &object); err != nil {
-			return nil, fmt.Errorf("left out, since it does not parse: %w", err)
+	for _, doc := range docs {
+		var o map[string]any
+		if problems = doc.DecodeKnown(&o); len(problems) > 0 {
+			break
 		}
-		items, ok := object["items"].([]any)
-		if !ok {
-			items = []any{object}
+		u := unstructured.Unstructured{Object: o}
+		if !slices.Contains(kinds, u.GroupVersionKind().GroupKind()) {
+			o = map[string]any{"apiVersion": doc.APIVersion, "kind": doc.Kind, "content": notHere,
+				"metadata": map[string]any{"namespace": u.GetNamespace(), "name": u.GetName()}}
 		}
-		for _, item := range items {
-			if o, ok := item.(map[string]any); ok && o != nil {
-				if err := json.NewEncoder(&out).Encode(reduce(o)); err != nil {
-					return nil, err
-				}
-			}
+		if err := json.NewEncoder(&out).Encode(reduce(o)); err != nil {
+			return nil, err
 		}
+	}
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("left out, since it does not parse: %w", problems[0])
 	}
 	return out.Bytes(), nil
 }
+
+// notHere replaces what a bundle must not have.
+const notHere = "[not in this bundle]"
 
 // reduce is an object without what is not needed and may hold a secret: what
 // clients keep in annotations and managedFields, a Machine's provider part and
@@ -318,7 +335,7 @@ func omitEnv(v any) {
 			}
 			for _, e := range list {
 				if e, ok := e.(map[string]any); ok && e["value"] != nil {
-					e["value"] = "[not in this bundle]"
+					e["value"] = notHere
 				}
 			}
 		}

@@ -4,10 +4,12 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
 var (
@@ -88,7 +91,7 @@ func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector
 	if err != nil {
 		return err
 	}
-	everywhere := []string{metav1.NamespaceAll}
+	everywhere, beside := []string{metav1.NamespaceAll}, c.attestationScope(in)
 	for _, l := range []struct {
 		name       string
 		resource   schema.GroupVersionResource
@@ -98,8 +101,9 @@ func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector
 		{"cluster/attestationverifiers", verifiers, everywhere, nil},
 		{"cluster/attestationpolicies", policies, everywhere, nil},
 		{"cluster/identityclaims", claims, everywhere, nil},
-		{"cluster/machineattestations", attestations, c.attestationScope(in), nil},
-		{"cluster/events", events, c.attestationScope(in), c.ours},
+		{"cluster/machineattestations", attestations, beside, nil},
+		{"cluster/events", events, c.eventScope(ctx, to, beside),
+			func(o *unstructured.Unstructured) bool { return c.ours(o, beside) }},
 		{"cluster/daemonsets", daemonSets, []string{c.o.Own}, nil},
 		{"cluster/leases", leases, []string{c.o.Own}, nil},
 		{"cluster/pods", pods, []string{c.o.Own}, nil},
@@ -121,11 +125,31 @@ func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector
 	return all.failed
 }
 
-// ours are the Events of the verifier and of what it is about.
-func (c *Cluster) ours(o *unstructured.Unstructured) bool {
+// eventScope returns in, and the namespaces of the verifier's other Events: about cluster-scoped objects, and about
+// the CA's ConfigMap.
+func (c *Cluster) eventScope(ctx context.Context, to Collector, in []string) []string {
+	if in[0] == metav1.NamespaceAll {
+		return in
+	}
+	more := []string{metav1.NamespaceDefault}
+	switch k, err := c.Configuration(ctx); {
+	case err == nil && k.Kubernetes != nil:
+		if ns, _, err := config.SplitName(k.Kubernetes.CAConfigMap); err == nil {
+			more = append(more, ns)
+		}
+	case err != nil && !errors.Is(err, errNoConfiguration):
+		to.Missed("cluster/events about the CA's ConfigMap", err)
+	}
+	return append(in, slices.DeleteFunc(slices.Compact(more), func(ns string) bool { return slices.Contains(in, ns) })...)
+}
+
+// ours are the Events that the verifier reported, those in its own namespace, and those about what it is about in the
+// namespaces of the Machines.
+func (c *Cluster) ours(o *unstructured.Unstructured, machines []string) bool {
 	kind, _, _ := unstructured.NestedString(o.Object, "involvedObject", "kind")
-	return o.GetNamespace() == c.o.Own ||
-		slices.Contains([]string{"Machine", "MachineAttestation", "AttestationPolicy", "BareMetalHost"}, kind)
+	return event(o).From == kubeevents.Component || o.GetNamespace() == c.o.Own ||
+		(machines[0] == metav1.NamespaceAll || slices.Contains(machines, o.GetNamespace())) &&
+			slices.Contains([]string{"Machine", "MachineAttestation", "AttestationPolicy", "BareMetalHost"}, kind)
 }
 
 // ourConfig are the ConfigMaps that the verifier reads.
@@ -181,31 +205,64 @@ func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.D
 	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
 		containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "containers")
 		initial, _, _ := unstructured.NestedSlice(o.Object, "spec", "initContainers")
+		health := any(22681)
 		for _, container := range append(initial, containers...) {
 			fields, _ := container.(map[string]any)
 			name, _ := fields["name"].(string)
+			ports, _ := fields["ports"].([]any)
+			for _, port := range ports {
+				if port, _ := port.(map[string]any); port["name"] == "health" {
+					health = port["containerPort"]
+				}
+			}
 			for _, previous := range []bool{false, true} {
-				options := corev1.PodLogOptions{Container: name, Timestamps: true, LimitBytes: ptr.To[int64](maxLog),
-					Previous: previous}
+				options := corev1.PodLogOptions{Container: name, Timestamps: true, Previous: previous}
 				file := "logs/" + o.GetName() + "." + name + ".log"
 				if previous {
 					file = "logs/" + o.GetName() + "." + name + ".previous.log"
 				} else if since > 0 {
 					options.SinceSeconds = ptr.To(int64(since.Seconds()))
 				}
-				raw, err := c.core.Pods(c.o.Own).GetLogs(o.GetName(), &options).DoRaw(ctx)
+				raw, err := c.log(ctx, o.GetName(), &options)
 				if previous && apierrors.IsBadRequest(err) {
 					continue // it has never been restarted
 				}
-				all.file(file, func() ([]byte, error) { return raw, err })
+				if err != nil {
+					all.to.Missed(file, err)
+				}
+				if err == nil || len(raw) > 0 {
+					all.add(file, raw)
+				}
 			}
 		}
 		all.to.Missed("health and metrics of "+o.GetName(), fmt.Errorf("they are not served to the API server's proxy: "+
-			"'kubectl -n %s port-forward %s 22681' makes http://127.0.0.1:22681/readyz answer, and Prometheus has the metrics",
-			c.o.Own, o.GetName()))
+			"'kubectl -n %s port-forward %s %[3]v' makes http://127.0.0.1:%[3]v/readyz answer, and Prometheus has the metrics",
+			c.o.Own, o.GetName(), health))
 		return nil
 	})
 	if err != nil {
 		all.to.Missed("pods", err)
+	}
+}
+
+// log returns the last lines of a log, at most [maxLog] bytes. The error says why they are not the whole log.
+func (c *Cluster) log(ctx context.Context, pod string, o *corev1.PodLogOptions) ([]byte, error) {
+	in, err := c.core.Pods(c.o.Own).GetLogs(pod, o).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	var last []byte
+	var missed error
+	for {
+		next, err := io.ReadAll(io.LimitReader(in, maxLog))
+		last = append(last, next...)
+		if over := len(last) - maxLog; over > 0 {
+			_, last, _ = bytes.Cut(last[over:], []byte("\n"))
+			missed = fmt.Errorf("only the last %d MiB of the log are included", maxLog>>20)
+		}
+		if err != nil || len(next) < maxLog {
+			return last, cmp.Or(err, missed)
+		}
 	}
 }

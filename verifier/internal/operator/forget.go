@@ -3,6 +3,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	manifests "github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
@@ -196,21 +198,42 @@ func isManifest(path string) bool {
 	return !strings.HasPrefix(name, ".") && (ext == ".yaml" || ext == ".yml" || ext == ".json")
 }
 
-// file finds the file that a MachineAttestation is in, and reads it; "" if there is none.
+// errNotRead means that the verifier does not read the file either.
+var errNotRead = fmt.Errorf("not a regular file, or more than %d bytes", manifests.MaxFile)
+
+// readManifest reads a file, or the file that a link refers to.
+func readManifest(path string) (raw []byte, err error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular() || info.Size() > manifests.MaxFile:
+		err = errNotRead
+	default:
+		raw, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read manifest: %w", err)
+	}
+	return raw, nil
+}
+
+// file finds the file that a MachineAttestation is in, and reads it; "" if there is none. A file that cannot be read
+// is an error only if no other file has the object.
 func (f *Folder) file(namespace, name string) (path string, raw []byte, err error) {
+	var unread error
 	for _, dir := range []string{"attestations", "machines"} {
 		entries, err := os.ReadDir(f.Config.Path(dir))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return "", nil, fmt.Errorf("read folder: %w", err)
+			unread = cmp.Or(unread, fmt.Errorf("read folder: %w", err))
 		}
 		for _, e := range entries {
 			path := f.Config.Path(dir, e.Name())
 			if !isManifest(path) {
 				continue
 			}
-			raw, err := os.ReadFile(path)
-			if err != nil {
-				return "", nil, fmt.Errorf("read manifest: %w", err)
+			raw, err := readManifest(path)
+			if err != nil && !errors.Is(err, errNotRead) {
+				unread = cmp.Or(unread, err)
 			}
 			// A broken file is not the one that an enrollment was read from.
 			if _, object, err := amendYAML(raw, namespace, name, func(*yaml.Node) {}); err == nil && object != nil {
@@ -218,7 +241,7 @@ func (f *Folder) file(namespace, name string) (path string, raw []byte, err erro
 			}
 		}
 	}
-	return "", nil, nil
+	return "", nil, unread
 }
 
 // deleteEnrollment deletes an enrollment, and its file if nothing else is in it.

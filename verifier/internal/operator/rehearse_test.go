@@ -449,14 +449,22 @@ status: {phase: Failed, nodeRef: {kind: Node, name: failed}}
 	}
 	k.secrets(secrets, stdout+stderr)
 
-	// A single machine that passes.
-	stdout, stderr, code = kubectlAttest(t, kubeconfig, append(here, "rehearse", "worker-0", "-o", "json")...)
+	// A single machine that passes, with another image.
+	stdout, stderr, code = kubectlAttest(t, kubeconfig, append(here, "rehearse", "worker-0", "-o", "json", "--image",
+		"registry.test/other")...)
 	var doc struct {
 		Rehearsals []struct{ Machine, Result, AgentVersion string }
 	}
 	if err := json.Unmarshal([]byte(stdout), &doc); err != nil || code != 0 || len(doc.Rehearsals) != 1 ||
 		doc.Rehearsals[0].Result != "pass" || doc.Rehearsals[0].AgentVersion != "v1.2.3" {
 		t.Errorf("exit status %d, %v\n%s%s", code, err, stdout, stderr)
+	}
+	k.mu.Lock()
+	last := k.pods[len(k.pods)-1].Spec
+	k.mu.Unlock()
+	if last.Containers[0].Image != "registry.test/other" || len(last.ImagePullSecrets) != 1 ||
+		last.ImagePullSecrets[0].Name != "registry" {
+		t.Errorf("image %s with %v", last.Containers[0].Image, last.ImagePullSecrets)
 	}
 	stdout, _, _ = kubectlAttest(t, kubeconfig, append(here, "status", "-o", "wide")...)
 	if !regexp.MustCompile(`worker-0 .*  \d+[sm] pass  `).MatchString(stdout) ||

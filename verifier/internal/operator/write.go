@@ -242,6 +242,9 @@ func (c *Cluster) clearField(ctx context.Context, own []*v1alpha1.MachineAttesta
 		if apierrors.IsNotFound(err) {
 			continue // it was deleted, and its field with it
 		}
+		if errors.Is(err, errContended) {
+			return all, err
+		}
 		if err != nil {
 			return all, c.failed("patch", attestations, a.Namespace, err)
 		}

@@ -40,7 +40,8 @@ func Command(e *env.Env) *cobra.Command {
 the versions, the verifier's conditions, policies, records, claims, Events, Machines
 (without their provider's part and user data), pods and their logs, and the
 configuration. For a folder it is the manifests, the state, metrics and the
-configuration; keys and Ignition configs are listed but not read.
+configuration; keys and Ignition configs are listed but not read. Of an object that does
+not belong in its folder, the bundle has only the kind and the name.
 
 The bundle contains no Secret. The command removes what looks like a secret (private
 keys, JWTs, authorizations, tokens, passwords, also inside base64). It also removes

@@ -59,9 +59,11 @@ const (
 	// remembered is the number of Events in the correlator's cache.
 	remembered = 1024
 
-	component             = "mcs-attest-verifier"
 	annotationCorrelation = "mcs-attest.dev/correlation-id"
 )
+
+// Component is the reporter of all Events of this package.
+const Component = "mcs-attest-verifier"
 
 // Options are what a [Recorder] needs.
 type Options struct {
@@ -184,8 +186,8 @@ func (r *Recorder) object(event Event) *corev1.Event {
 			Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
 		},
 		Type: kind, Reason: event.Reason, Message: text(event), Count: 1, FirstTimestamp: now, LastTimestamp: now,
-		Source:              corev1.EventSource{Component: component, Host: r.o.Host},
-		ReportingController: component, ReportingInstance: r.o.Host,
+		Source:              corev1.EventSource{Component: Component, Host: r.o.Host},
+		ReportingController: Component, ReportingInstance: r.o.Host,
 	}
 }
 

@@ -4,6 +4,7 @@ package rehearse
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,7 +119,7 @@ func (p *pod) run(ctx context.Context, input secret.Bytes) error {
 	if _, err := pods.Create(ctx, p.object(), metav1.CreateOptions{}); err != nil {
 		return p.failed("create the pod on Node "+p.node.Name, err)
 	}
-	if err := p.wait(ctx, running); err != nil {
+	if err := p.wait(ctx, running()); err != nil {
 		return p.stuck(ctx, err)
 	}
 	in := bytes.NewReader(input.Expose())
@@ -159,26 +160,44 @@ func (p *pod) attach(ctx context.Context, input io.Reader) error {
 	return p.failed("attach to the pod", err)
 }
 
-// running reports whether the agent waits for its input. The error says why it never will.
-func running(o *corev1.Pod) (bool, error) {
-	for _, s := range o.Status.ContainerStatuses {
-		switch w := s.State.Waiting; {
-		case s.State.Running != nil:
-			return true, nil
-		case s.State.Terminated != nil:
-			return false, fmt.Errorf("the agent ended before it had its input: %s",
-				audit.Clean(strings.TrimSpace(s.State.Terminated.Reason+" "+s.State.Terminated.Message)))
-		case w != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName",
-			"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}, w.Reason):
-			return false, hint.New(fmt.Errorf("the pod does not start: %s: %s", w.Reason, audit.Clean(w.Message)),
-				"check that Nodes can pull the verifier's image, or name another one by --image")
+// The reasons of a container that does not start. A transient one is final only if it persists.
+var (
+	persistent = []string{"ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
+	transient  = []string{"ErrImagePull", "CreateContainerError", "RunContainerError"}
+)
+
+// persists is how long a transient error lasts before it is final.
+const persists = 30 * time.Second
+
+// running returns a function that reports whether the agent waits for its input. The error says why it never will.
+func running() func(*corev1.Pod) (bool, error) {
+	var since time.Time // when the error began
+	return func(o *corev1.Pod) (bool, error) {
+		for _, s := range o.Status.ContainerStatuses {
+			w := s.State.Waiting
+			switch {
+			case w == nil || !slices.Contains(transient, w.Reason):
+				since = time.Time{}
+			case since.IsZero():
+				since = time.Now()
+			}
+			switch {
+			case s.State.Running != nil:
+				return true, nil
+			case s.State.Terminated != nil:
+				return false, fmt.Errorf("the agent ended before it had its input: %s",
+					audit.Clean(strings.TrimSpace(s.State.Terminated.Reason+" "+s.State.Terminated.Message)))
+			case w != nil && (slices.Contains(persistent, w.Reason) || !since.IsZero() && time.Since(since) >= persists):
+				return false, hint.New(fmt.Errorf("the pod does not start: %s: %s", w.Reason, audit.Clean(w.Message)),
+					"check that Nodes can pull the verifier's image, or name another one by --image")
+			}
 		}
+		if o.Status.Phase == corev1.PodFailed {
+			return false, fmt.Errorf("the Node rejects the pod: %s",
+				audit.Clean(strings.TrimSpace(o.Status.Reason+" "+o.Status.Message)))
+		}
+		return false, nil
 	}
-	if o.Status.Phase == corev1.PodFailed {
-		return false, fmt.Errorf("the Node rejects the pod: %s",
-			audit.Clean(strings.TrimSpace(o.Status.Reason+" "+o.Status.Message)))
-	}
-	return false, nil
 }
 
 func ended(o *corev1.Pod) (bool, error) {
@@ -273,7 +292,8 @@ func (r *runner) deleteFinished(ctx context.Context) error {
 	return nil
 }
 
-// verifierImage sets the image of the verifier, which contains the agents, and the Secrets that pull it.
+// verifierImage sets the Secrets that pull the verifier's image, which contains the agents. It sets the image, too, if
+// the options name none.
 func (r *runner) verifierImage(ctx context.Context) error {
 	const name = "mcs-attest-verifier"
 	set, err := r.api.AppsV1().DaemonSets(r.Cluster.Own()).Get(ctx, name, metav1.GetOptions{})
@@ -285,7 +305,7 @@ func (r *runner) verifierImage(ctx context.Context) error {
 		r.pullSecrets = pod.ImagePullSecrets
 		for _, c := range pod.Containers {
 			if c.Name == "verifier" {
-				r.Image = c.Image
+				r.Image = cmp.Or(r.Image, c.Image)
 			}
 		}
 	}

@@ -115,10 +115,8 @@ func Run(ctx context.Context, o Options, all []operator.Rehearsable) ([]Result, 
 		return nil, err
 	}
 	r.pointers = newPointers(ctx, o.Cluster, config.Origins)
-	if r.Image == "" {
-		if err := r.verifierImage(ctx); err != nil {
-			return nil, err
-		}
+	if err := r.verifierImage(ctx); err != nil {
+		return nil, err
 	}
 	if err := r.deleteFinished(ctx); err != nil {
 		return nil, err
