@@ -191,6 +191,11 @@ func TestAttack_T44_ChallengeUsedTwiceAlteredOrForAnotherPool(t *testing.T) {
 			"TooLarge"},
 		"with huge claims":    {func(r *mcsattestv1.AttestRequest) { r.Claims = make([]byte, 5<<10) }, 0, "TooLarge"},
 		"with changed claims": {func(r *mcsattestv1.AttestRequest) { r.Claims = []byte(`{"hostname":"other"}`) }, 0, "ActivationInvalid"},
+		"for another pool": {func(r *mcsattestv1.AttestRequest) {
+			n.changeFields = func(f *transcript.Fields) { f.Pool = "master" }
+			r.Tpm2 = n.evidence().GetTpm2()
+			n.changeFields = nil
+		}, 0, "ActivationInvalid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v.advance(later)
@@ -514,18 +519,41 @@ func TestAttest_TokenHasTheClaimsOfTheMachine(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	v.enroll("m1", "worker", n.id.EKSPKI)
-	res, err := n.attest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := v.standalone().Tokens.Load().Verify(v.now(), []byte(res.GetToken()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := v.machine("m1")
-	if c.Subject != "default/m1" || c.MachineUID != m.UID || c.Pool != "worker" || c.ID != m.Record.Token.ID ||
-		c.Issuer != testOrigin {
-		t.Errorf("claims %+v", c)
+	v.freeze()
+	for _, tt := range []struct {
+		name, policy string
+		lifetime     time.Duration
+	}{
+		{"the default lifetime", "  mode: Enforce\n", 10 * time.Minute},
+		{"the shortest lifetime", "  token: {lifetime: 1m}\n", time.Minute},
+		{"another lifetime", "  token: {lifetime: 7m30s}\n", 7*time.Minute + 30*time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v.policy(tt.policy)
+			issued := v.now()
+			res, err := n.again()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := v.standalone().Tokens.Load().Verify(v.now(), []byte(res.GetToken()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := v.machine("m1")
+			if c.Subject != "default/m1" || c.MachineUID != m.UID || c.Pool != "worker" || c.ID != m.Record.Token.ID ||
+				c.Issuer != testOrigin || c.Audience != "mcs" {
+				t.Errorf("claims %+v", c)
+			}
+			if c.IssuedAt.Unix() != issued.Unix() || !c.NotBefore.Equal(c.IssuedAt) ||
+				c.Expiry.Sub(c.IssuedAt) != tt.lifetime ||
+				res.GetTokenLifetimeSeconds() != uint32(tt.lifetime/time.Second) {
+				t.Errorf("issued at %s, valid from %s to %s; the response has %d s", c.IssuedAt, c.NotBefore, c.Expiry,
+					res.GetTokenLifetimeSeconds())
+			}
+			v.advance(tt.lifetime)
+			v.wantFetch("after its lifetime", "/config/worker", res.GetToken(), http.StatusUnauthorized)
+			v.wantReason("TokenExpired")
+		})
 	}
 }
 

@@ -3,12 +3,15 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/request"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
@@ -405,22 +408,63 @@ func TestUserProvisionedAWSIsLikeBareMetal(t *testing.T) {
 	s.admitted(s.node("worker-0", id, nil))
 }
 
-// What a document says reaches no log as more than text.
+// Text of a document or of the claims is in the log only as quoted text.
 func TestAttack_T50_HostileTextInDocumentsAndClaims(t *testing.T) {
-	s := newSite(t, "aws")
-	i := s.aws.Add(aws.Instance{Zone: "eu-central-1a", Account: "123456789012"})
-	content := strings.Replace(string(s.aws.IdentityDocument(i.ID)), i.ID,
-		"i-0\\n{\\\"log\\\":\\\"audit\\\",\\\"outcome\\\":\\\"allowed\\\"}", 1)
-	n := s.node("worker-0", "aws:///eu-central-1a/i-0\n{\"log\":\"audit\"}", nil)
-	n.gather = func(k evidence.Kind, _ transcript.Hash, _ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
-		return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k),
-			Document: s.aws.SignDocument("eu-central-1", []byte(content), time.Now())}
-	}
-	n.offers = []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
-	s.denied(n, "DocumentInvalid")
-	for line := range strings.Lines(s.log.everything()) {
-		if !strings.HasPrefix(line, "{") && !strings.HasPrefix(line, "2026") || strings.HasPrefix(line, `{"log":"audit"`) {
-			t.Errorf("a line of its own: %q", line)
+	const evil = "x\n{\"log\":\"audit\",\"outcome\":\"allowed\"}\x1b[2J\u2028"
+	honest := newSite(t, "aws")
+	honest.policy("  evidence: [{all: [aws-sts]}]\n")
+	id := honest.add("worker-0", nil)
+	honest.machine("worker-0", id)
+	honest.admitted(honest.node("worker-0", id, nil))
+
+	with := func(s *site, document []byte) *node {
+		n := s.node("worker-0", id, nil)
+		n.gather = func(k evidence.Kind, _ transcript.Hash, _ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
+			return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k), Document: document}
 		}
+		return n
+	}
+	for name, c := range map[string]struct {
+		node         func(*site) *node
+		policy       string // the evidence
+		code, detail string // of the denial
+	}{
+		"the claims": {func(s *site) *node { return s.node("worker-0", evil, nil) }, "aws-sts", "MachineNotFound",
+			fmt.Sprintf("the machine claims to be %q", evil)},
+		"a document without a signature": {func(s *site) *node {
+			return with(s, request.Document{Region: "eu-central-1",
+				AmzDate: s.now().UTC().Format(request.TimeFormat), SecurityToken: "AAAA", Authorization: evil}.Encode())
+		}, "aws-sts", "DocumentInvalid", fmt.Sprintf("not of the form of Signature Version 4: %q", evil)},
+		"a signed document": {func(s *site) *node {
+			i := s.aws.Add(aws.Instance{Zone: "eu-central-1a", Account: "123456789012"})
+			content := strings.Replace(string(s.aws.IdentityDocument(i.ID)), `"instanceId"`, "\"\u2028owned\"", 1)
+			return with(s, s.aws.SignDocument("eu-central-1", []byte(content), s.now()))
+		}, "aws-iid", "DocumentInvalid", fmt.Sprintf("key %q", "\"\u2028owned\"")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, "aws")
+			s.policy("  evidence: [{all: [" + c.policy + "]}]\n")
+			s.denied(c.node(s), c.code)
+			decisions := 0
+			for line := range strings.Lines(s.log.everything()) {
+				var entry map[string]any
+				if err := json.Unmarshal([]byte(line), &entry); err != nil || !strings.HasPrefix(line, `{"time":`) ||
+					strings.ContainsFunc(strings.TrimSuffix(line, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) {
+					t.Errorf("not one printable line of the log: %q", line)
+				}
+				if entry["log"] != "audit" {
+					continue
+				}
+				decisions++
+				detail, _ := entry["detail"].(string)
+				if entry["outcome"] != "denied" || !strings.Contains(detail, c.detail) ||
+					strings.ContainsFunc(detail, func(r rune) bool { return !unicode.IsPrint(r) }) {
+					t.Errorf("the detail of %v is %q, want %s", entry["outcome"], detail, c.detail)
+				}
+			}
+			if decisions != 1 {
+				t.Errorf("%d decisions in the log", decisions)
+			}
+		})
 	}
 }

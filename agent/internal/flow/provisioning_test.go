@@ -104,13 +104,21 @@ func TestProvisioningTokenUnderAuditChangesNothing(t *testing.T) {
 	}
 }
 
+// The token of the attestation replaces the provisioning token of the pointer config.
 func TestTPMAndProvisioningTokenTogether(t *testing.T) {
-	m := newMachine(t)
-	g, err := m.runWith(&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindTPM, kindShared},
-		ProvisioningToken: sharedToken}, sharedToken, true)
-	ok(t, err)
-	if string(g.Token.Expose()) != verifiertest.Token {
-		t.Error("not the attestation's token")
+	for name, required := range map[string][]mcsattestv1.EvidenceKind{
+		"the policy requires both": {kindTPM, kindShared}, "the policy requires only the TPM": {kindTPM},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			v := &verifiertest.Verifier{Required: required, ProvisioningToken: sharedToken}
+			g, err := m.runWith(v, sharedToken, true)
+			ok(t, err)
+			if string(g.Token.Expose()) != verifiertest.Token ||
+				!slices.Equal(v.Tokens(), []string{"Bearer " + verifiertest.Token}) {
+				t.Errorf("not the attestation's token; the gate saw %v", v.Tokens())
+			}
+		})
 	}
 }
 

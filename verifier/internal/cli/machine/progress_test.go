@@ -5,9 +5,13 @@ package machine
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
@@ -236,5 +241,66 @@ func TestWatch_SurvivesAShortOutageOfTheAPI(t *testing.T) {
 	cmd.SetContext(t.Context())
 	if err := follow(cmd, broken, output, time.Second); err == nil {
 		t.Error("goes on although it never worked")
+	}
+}
+
+// onWrite is an output that calls a function after each write.
+type onWrite struct {
+	all strings.Builder
+	f   func(all string)
+}
+
+func (o *onWrite) Write(b []byte) (int, error) {
+	n, err := o.all.Write(b)
+	o.f(o.all.String())
+	return n, err
+}
+
+func TestStatus_WatchPrintsAgainAfterAChange(t *testing.T) {
+	for form, want := range map[string]struct{ before, after string }{
+		env.Table: {"  1 machines, 0 provisioned", "  2 machines, 0 provisioned"},
+		env.JSON:  {`"machines":1,`, `"machines":2,`},
+		env.YAML:  {"\nmachines: 1\n", "\nmachines: 2\n"},
+	} {
+		t.Run(form, func(t *testing.T) {
+			dir := t.TempDir()
+			o := setup.InitOptions{Origins: []string{"https://api-int.example.com:22623"}, Pools: []string{"worker"}}
+			if err := setup.Init(io.Discard, dir, o, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			enroll := func(name string) {
+				ek := sha256.Sum256([]byte(name))
+				object := fmt.Sprintf("apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\n"+
+					"metadata: {name: %s, namespace: default}\nspec: {pool: worker, ekSHA256: [%x]}\n", name, ek)
+				if err := os.WriteFile(filepath.Join(dir, "attestations", name+".yaml"), []byte(object), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			enroll("worker-0")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			seen, writes := false, 0
+			out := &onWrite{f: func(all string) {
+				switch writes++; {
+				case strings.Contains(all, want.after), writes == 20:
+					cancel()
+				case strings.Contains(all, want.before) && !seen:
+					seen = true
+					enroll("worker-1")
+				}
+			}}
+			cmd, _, stderr := command(t)
+			cmd.AddCommand(statusCommand(&env.Env{Name: env.Verifier}))
+			cmd.SetOut(out)
+			cmd.SetArgs([]string{"status", "--config", filepath.Join(dir, "mcs-attest.yaml"), "--watch", "--interval", "100ms",
+				"-o", form})
+			if err := cmd.ExecuteContext(ctx); err != nil || stderr.String() != "" {
+				t.Fatalf("%v; %s", err, stderr)
+			}
+			all := out.all.String()
+			if strings.Count(all, want.before) != 1 || strings.Count(all, want.after) != 1 {
+				t.Errorf("not one update before and one after the change:\n%s", all)
+			}
+		})
 	}
 }

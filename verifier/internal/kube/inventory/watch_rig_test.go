@@ -376,6 +376,18 @@ func TestClusterWithoutOpenShiftKinds_HasNoProblems(t *testing.T) {
 	if n := strings.Count(p.log.String(), "does not have a kind; it will"); n != 7 {
 		t.Errorf("reported %d times: there are 3 kinds in 2 namespaces, and the pools", n)
 	}
+	w.cluster.InstallClusterAPI(t)
+	o := map[string]any{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+		"metadata": map[string]any{"name": "capi"},
+		"spec": map[string]any{"clusterName": "c", "bootstrap": map[string]any{"dataSecretName": "worker-user-data"},
+			"infrastructureRef": map[string]any{"kind": "AWSMachine", "name": "capi",
+				"apiGroup": "infrastructure.cluster.x-k8s.io"}}}
+	annotated(2)(o)
+	w.create(otherMachines, machineNamespace, o)
+	until(t, "a Machine of Cluster API, without the Machine API", p.matches(t, 2, "worker", "openshift-machine-api/capi"))
+	if err := p.synced(); err != nil {
+		t.Error(err)
+	}
 	w.cluster.InstallOpenShift(t)
 	w.worker("late", annotated(1))
 	until(t, "the kind appeared", p.matches(t, 1, "worker", "openshift-machine-api/late"))

@@ -52,10 +52,20 @@ func TestJoin_AttestedMachineBecomesANode(t *testing.T) {
 	}
 }
 
-// Status row D12: each of the two APIs without the other.
+// Status row D12: a cluster has Cluster API without the Machine API, then both.
+// In TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode, a cluster has only the Machine API.
 func TestJoin_ClusterAPIMachineBecomesANode(t *testing.T) {
-	s := newSite(t).run()
-	s.attested(s.capiMachine("w-0")).join()
+	c := cluster.Start(t, cluster.Controllers("certificatesigningrequest-signing-controller"))
+	c.InstallClusterAPI(t)
+	c.InstallOwn(t)
+	s := siteIn(t, c).run()
+	m := s.capiMachine("w-0")
+	k := s.attested(m).join()
+	s.joins(m)
+	s.signed(k.askServing([]string{k.node}, nil))
+	c.InstallOpenShift(t)
+	s.attested(s.capiMachine("w-1")).join()
+	s.attested(s.machine("w-2")).join()
 }
 
 // Status rows D12 and D17: a cluster has neither API, and a host that was enrolled

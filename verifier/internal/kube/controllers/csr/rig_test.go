@@ -325,11 +325,17 @@ func (s *site) watched(o *unstructured.Unstructured) *machine.Machine {
 // joins gives the Machine its nodeRef, as the machine controller does.
 func (s *site) joins(m *machine.Machine) {
 	s.Helper()
-	client := s.dyn.Resource(machines).Namespace(s.namespace)
+	resource := machines
+	if m.APIVersion == capiMachines.GroupVersion().String() {
+		resource = capiMachines
+	}
+	client := s.dyn.Resource(resource).Namespace(s.namespace)
 	o, err := client.Get(s.context(), m.Name, metav1.GetOptions{})
 	s.ok(err)
 	s.ok(unstructured.SetNestedField(o.Object, s.node(m.Name), "status", "nodeRef", "name"))
-	s.ok(unstructured.SetNestedField(o.Object, "Node", "status", "nodeRef", "kind"))
+	if resource == machines {
+		s.ok(unstructured.SetNestedField(o.Object, "Node", "status", "nodeRef", "kind"))
+	}
 	_, err = client.UpdateStatus(s.context(), o, metav1.UpdateOptions{})
 	s.ok(err)
 }
