@@ -94,9 +94,6 @@ func Controllers(names ...string) Option {
 // Audit makes the API server log every request, for [Cluster.Requests].
 func Audit() Option { return func(o *options) { o.audit = true } }
 
-// Flags adds flags of kube-apiserver.
-func Flags(flags ...string) Option { return func(o *options) { o.flags = append(o.flags, flags...) } }
-
 // Start starts a cluster for one test.
 func Start(t TB, o ...Option) *Cluster {
 	t.Helper()
