@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -124,4 +125,53 @@ func TestAssistedDayTwoHostsFetchWithTheEndpointsTokenReference(t *testing.T) {
 	v.advance(61 * time.Minute)
 	want("written before, after the grace", sharedA, http.StatusUnauthorized)
 	want("after the grace", sharedB, http.StatusOK)
+}
+
+// F12: the assisted installer searches the log for each address of a host, also behind a load balancer.
+func TestAssistedInstaller_FindsTheHostsAddressInTheLog(t *testing.T) {
+	v := newShared(t, sharedAlone, sharedA)
+	v.stop()
+	v.write("mcs-attest.yaml", "origins: [\""+testOrigin+"\"]\ntrustedProxies: [10.0.0.0/8, \"2001:db8:0:1::/126\"]\n")
+	v.start()
+	if v.server.AccessLog != os.Stdout {
+		t.Error("the log is not on standard output")
+	}
+	var log bytes.Buffer
+	v.server.AccessLog = &log
+	h, err := v.server.Handler(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const host, host6 = "192.0.2.7", "2001:db8:0:1:2:3:4:5"
+	for _, c := range []struct {
+		name, peer, token string
+		forwarded         []string
+		address           string // "": no line
+	}{
+		{"a host", host + ":40312", sharedA, nil, host + ":40312"},
+		{"a host with IPv6", "[" + host6 + "]:40312", sharedA, nil, "[" + host6 + "]:40312"},
+		{"a host that names another", host + ":40312", sharedA, []string{"192.0.2.8"}, host + ":40312"},
+		{"a load balancer", "10.0.0.1:5000", sharedA, []string{host}, host + ":0"},
+		{"two load balancers", "10.0.0.1:5000", sharedA, []string{"192.0.2.8, " + host, "10.0.0.2"}, host + ":0"},
+		{"a load balancer for IPv6", "10.0.0.1:5000", sharedA, []string{host6}, "[" + host6 + "]:0"},
+		{"a load balancer in the host's network", "[2001:db8:0:1::2]:5000", sharedA, []string{host6}, "[" + host6 + "]:0"},
+		{"a load balancer that names none", "10.0.0.1:5000", sharedA, nil, "10.0.0.1:5000"},
+		{"a host with a wrong token", host + ":40312", sharedB, nil, ""},
+	} {
+		log.Reset()
+		r := mustRequest(t, testOrigin+"/config/worker")
+		r.RemoteAddr, r.TLS = c.peer, &tls.ConnectionState{Version: tls.VersionTLS13}
+		r.Header = http.Header{"Authorization": {"Bearer " + c.token}, "Accept": {"*/*"}, "User-Agent": {"Ignition/2.20.0"},
+			"X-Forwarded-For": c.forwarded}
+		h.ServeHTTP(newResponse(), r)
+		_, got, _ := strings.Cut(log.String(), " Pool ") // after the time
+		want := fmt.Sprintf("\"worker\" requested by address:%q User-Agent:\"Ignition/2.20.0\" Accept-Header: \"*/*\"\n",
+			c.address)
+		if c.address == "" {
+			want = ""
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", c.name, got, want)
+		}
+	}
 }

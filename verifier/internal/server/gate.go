@@ -6,9 +6,8 @@ import (
 	"io"
 	"log"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
+	"net/netip"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -50,7 +49,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 			return nil
 		},
 		Observe:       s.observeGate,
-		Requested:     s.accessLog(os.Stdout),
+		Requested:     s.accessLog(s.AccessLog),
 		Source:        s.clientAddress,
 		CorrelationID: audit.NewCorrelationID,
 		Now:           s.Now,
@@ -75,8 +74,8 @@ func (s *Server) accessLog(out io.Writer) func(r *http.Request, proven bool, lin
 // clientAddress returns the client's address as the Machine Config Server logs it. Behind a trusted
 // proxy, that is the address that the proxy names.
 func (s *Server) clientAddress(r *http.Request) string {
-	if source := s.source(r); source != listen.Source(r.RemoteAddr) {
-		return net.JoinHostPort(source.String(), "0")
+	if a, ok := s.forwarded(r); ok {
+		return netip.AddrPortFrom(a, 0).String()
 	}
 	return r.RemoteAddr
 }

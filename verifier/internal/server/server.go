@@ -8,8 +8,10 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +40,8 @@ const MaxOperators = 64
 type Server struct {
 	*backend.Parts
 	backend.Backend
+	// AccessLog receives the Machine Config Server's lines. New sets standard output.
+	AccessLog io.Writer
 
 	agents        *agents.Files  // nil if the configuration names no folder
 	upstreamProbe *upstreamProbe // nil if there is no upstream
@@ -47,7 +51,7 @@ type Server struct {
 
 // New returns a server that serves from b.
 func New(p *backend.Parts, b backend.Backend) *Server {
-	s := &Server{Parts: p, Backend: b}
+	s := &Server{Parts: p, Backend: b, AccessLog: os.Stdout}
 	p.Page = newPage(p, b, s.Problems)
 	s.Metrics.Registerer().MustRegister(s.readyGauge())
 	return s
@@ -126,25 +130,32 @@ func nodeCertificate(c *config.Credential) mcsattestv1.NodeCertificate {
 	return mcsattestv1.NodeCertificate_NODE_CERTIFICATE_OPTIONAL
 }
 
-// source returns the client's address for limits and logs. For IPv6 that is the /64. Behind a trusted
+// source returns the client's address for limits and the audit log. For IPv6 that is the /64. Behind a trusted
 // proxy, it is the address that the proxy names.
 func (s *Server) source(r *http.Request) netip.Addr {
-	direct := listen.Source(r.RemoteAddr)
+	if a, ok := s.forwarded(r); ok {
+		return listen.Source(netip.AddrPortFrom(a, 0).String())
+	}
+	return listen.Source(r.RemoteAddr)
+}
+
+// forwarded returns the client's whole address as a trusted proxy names it. It returns false for other requests.
+func (s *Server) forwarded(r *http.Request) (netip.Addr, bool) {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil || !s.Trusted(peer.Addr()) {
-		return direct
+		return netip.Addr{}, false
 	}
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
 	for _, hop := range slices.Backward(hops) {
 		a, err := netip.ParseAddr(strings.TrimSpace(hop))
 		if err != nil {
-			return direct
+			return netip.Addr{}, false
 		}
 		if !s.Trusted(a) {
-			return listen.Source(netip.AddrPortFrom(a, 0).String())
+			return a.Unmap().WithZone(""), true
 		}
 	}
-	return direct
+	return netip.Addr{}, false
 }
 
 // Trusted reports whether an address is a trusted proxy. It checks the whole address, not the /64.

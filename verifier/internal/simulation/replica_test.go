@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -42,7 +43,6 @@ type fixtures struct {
 	ca, serving pki.Pair
 	connections []connectionStates
 	signer      *nodeKey // of the kubelets' certificates
-	null        *os.File
 }
 
 // connectionStates are the two ends of one TLS connection.
@@ -58,9 +58,6 @@ func newFixtures() (*fixtures, error) {
 		return nil, err
 	}
 	if f.signer, err = newNodeKey(""); err != nil {
-		return nil, err
-	}
-	if f.null, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
 		return nil, err
 	}
 	cert, err := pki.ParseServing([][]byte{f.serving.Certificate, f.serving.Key.Expose()})
@@ -194,10 +191,8 @@ func (w *world) front(ctx context.Context, name string, skew time.Duration) (*pr
 	ctx, p.cancel = context.WithCancel(ctx)
 	serving, drain := context.WithCancel(ctx)
 	p.drain = drain
-	stdout := os.Stdout
-	os.Stdout = w.fixtures.null // the gate's log of requests
+	p.server.AccessLog = io.Discard
 	handler, err := p.server.Handler(serving)
-	os.Stdout = stdout
 	if err != nil {
 		return nil, err
 	}
