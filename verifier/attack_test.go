@@ -23,8 +23,11 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
@@ -201,8 +204,27 @@ func TestAttack_T45_TokenForAnotherPoolExpiredSupersededOrForged(t *testing.T) {
 	}
 	v.wantFetch("superseded", "/config/worker", token, http.StatusUnauthorized)
 	v.wantFetch("the newer one", "/config/worker", again.GetToken(), http.StatusOK)
+	v.phase("m1", v1alpha1.PhaseJoined)
+	v.wantFetch("after the join", "/config/worker", again.GetToken(), http.StatusUnauthorized)
+	v.wantReason("MachineJoined")
+	v.phase("m1", v1alpha1.PhaseFetched)
+	v.wantFetch("without the join", "/config/worker", again.GetToken(), http.StatusOK)
 	v.advance(11 * time.Minute)
 	v.wantFetch("expired", "/config/worker", again.GetToken(), http.StatusUnauthorized)
+}
+
+// phase changes only the phase of a record. The steps that record a join also remove the token.
+func (v *verifier) phase(name string, phase v1alpha1.Phase) {
+	v.t.Helper()
+	err := v.server.Records().Session(v.machine(name).UID).Update(v.t.Context(),
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next := rec.DeepCopy()
+			next.Status.Phase = phase
+			return next, nil
+		})
+	if err != nil {
+		v.t.Fatal(err)
+	}
 }
 
 func TestAttack_T45_TokenAfterTheMachineWasDeleted(t *testing.T) {
@@ -608,7 +630,30 @@ func TestHealthAndReadiness(t *testing.T) {
 		code, _, _ := v.fetch(http.MethodGet, "/healthz", "")
 		return code == http.StatusServiceUnavailable
 	}, func() string { return "the gate's healthz is 200 without a policy" })
+
+	v = newVerifier(t)
+	all := v.server.Backend
+	for part, without := range map[string]keyless{
+		"token keys":   {all, token.KeySet{}, all.SealKeys()},
+		"sealing keys": {all, all.TokenKeys(), seal.Ring{}},
+	} {
+		v.server.Backend = without
+		if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(body, part+": ") ||
+			strings.Count(body, "\n") != 1 {
+			t.Errorf("readyz without %s: %d %s", part, code, body)
+		}
+	}
 }
+
+// keyless is a backend without keys of a kind, as in a cluster before the Secret was read.
+type keyless struct {
+	backend.Backend
+	tokens token.KeySet
+	seals  seal.Ring
+}
+
+func (b keyless) TokenKeys() token.KeySet { return b.tokens }
+func (b keyless) SealKeys() seal.Ring     { return b.seals }
 
 func TestServe_RejectsASecondVerifierOfAFolder(t *testing.T) {
 	v := newVerifier(t)

@@ -479,6 +479,8 @@ func (b outdatedBackend) Live() backend.Live {
 // denies permanently, and no client makes it read without limit.
 func TestProvisioningTokenIsReadAgainBeforeAPermanentDenial(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
+	v.change("policies/master.yaml", "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\n"+
+		"metadata: {name: master}\nspec: {pools: [master]}\n")
 	fresh, _ := provisioning.View{}.Read(v.now(), map[string][]byte{provisioning.KeyToken: []byte(sharedB)}, time.Hour)
 	reads, away := 0, false
 	v.server.Backend = outdatedBackend{v.server.Backend, func() (provisioning.View, error) {
@@ -499,20 +501,33 @@ func TestProvisioningTokenIsReadAgainBeforeAPermanentDenial(t *testing.T) {
 	go func() { _ = srv.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = srv.Close() })
 	v.addr = l.Addr().String()
+	v.freeze() // no other read is due
 	v.wantFetch("the newest", "/config/worker", sharedB, http.StatusOK)
 	for range 5 {
 		v.wantFetch("a wrong one", "/config/worker", sharedC, http.StatusUnauthorized)
-	}
-	if reads > 2 {
-		t.Errorf("read %d times", reads)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	if _, err := n.attestWithToken(sharedB); err != nil {
 		t.Errorf("attested with the newest: %v", err)
 	}
-	n.connect()
-	if _, err := n.attestWithToken(sharedC); err == nil || denialOf(t, err).GetTemporary() {
-		t.Errorf("attested with a wrong one: %v", err)
+	for range 5 {
+		n.connect()
+		if _, err := n.attestWithToken(sharedC); err == nil || denialOf(t, err).GetTemporary() {
+			t.Errorf("attested with a wrong one: %v", err)
+		}
+	}
+	if reads != 2 {
+		t.Errorf("the gate and the service read %d times", reads)
+	}
+	v.advance(time.Second)
+	v.wantFetch("none", "/config/worker", "", http.StatusUnauthorized)
+	n.pool, n.changeChallenge = "master", nil
+	if _, err := n.again(); err == nil {
+		t.Error("an unknown TPM is accepted")
+	}
+	v.wantReason("EKNotEnrolled")
+	if n.pool = "worker"; reads != 2 {
+		t.Errorf("read %d times for callers that present no token", reads-2)
 	}
 	away = true
 	v.advance(time.Minute)

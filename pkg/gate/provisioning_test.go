@@ -215,7 +215,7 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 }
 
 // A13, A15: if the token is absent, callers wait, unless the policy is open then. If it is
-// unknown, they wait.
+// unknown, they wait. Under Audit, every caller is served, and the same decision is reported.
 func TestPoolWithoutAProvisioningToken(t *testing.T) {
 	absent := provisioning.View{}.Gone(noon)
 	broken, _ := provisioning.View{}.Read(noon, map[string][]byte{provisioning.KeyToken: []byte("short")}, time.Hour)
@@ -253,13 +253,19 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 		{"broken after good, a token", current, keptView, true, false, 200, "allowed", "", false},
 		{"broken after good, no token", "", keptView, true, false, 401, "denied", "TokenMissing", false},
 	} {
-		f := newProvisioned(t)
-		f.policy.OnlyProvisioningToken, f.policy.OpenWithoutToken = c.only, c.open
-		f.Provisioning.View = func() provisioning.View { return c.view }
-		res := f.do(t, get("/config/worker", c.presented))
-		if d := f.last(t); res.StatusCode != c.status || d.Outcome != c.outcome || f.codeOf(t) != c.reason ||
-			d.Unenforced != c.unenforced {
-			t.Errorf("%s: %d %s %s %t", c.name, res.StatusCode, d.Outcome, f.codeOf(t), d.Unenforced)
+		for _, mode := range []Mode{Enforce, Audit} {
+			status, outcome := c.status, c.outcome
+			if mode == Audit {
+				status, outcome = 200, strings.Replace(outcome, "denied", "would-deny", 1)
+			}
+			f := newProvisioned(t)
+			f.policy.Mode, f.policy.OnlyProvisioningToken, f.policy.OpenWithoutToken = mode, c.only, c.open
+			f.Provisioning.View = func() provisioning.View { return c.view }
+			res := f.do(t, get("/config/worker", c.presented))
+			if d := f.last(t); res.StatusCode != status || d.Outcome != outcome || f.codeOf(t) != c.reason ||
+				d.Unenforced != c.unenforced || (body(t, res) == config34) != (status == 200) {
+				t.Errorf("%s, mode %d: %d %s %s %t", c.name, mode, res.StatusCode, d.Outcome, f.codeOf(t), d.Unenforced)
+			}
 		}
 	}
 	// A caller without a token still receives the pre-approved config.

@@ -10,7 +10,10 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"os/exec"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,43 +187,78 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A18: every comparison uses hashes and crypto/subtle, and none returns early.
+// A18: secrets are compared only by crypto/subtle, all of them, and no comparison ends early.
 func TestCheck_ComparesInConstantTime(t *testing.T) {
-	file, err := parser.ParseFile(token.NewFileSet(), "provisioning.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	compared := 0
-	for _, d := range file.Decls {
-		f, ok := d.(*ast.FuncDecl)
-		if !ok || f.Name.Name != "Check" {
-			continue
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.RangeStmt:
-				ast.Inspect(n.Body, func(n ast.Node) bool {
-					switch n.(type) {
-					case *ast.ReturnStmt, *ast.BranchStmt:
-						t.Error("the loop over both tokens can end early")
-					}
-					return true
-				})
-			case *ast.SelectorExpr:
-				x, _ := n.X.(*ast.Ident)
-				if x != nil && x.Name == "subtle" && n.Sel.Name == "ConstantTimeCompare" {
-					compared++
-				}
-				if x != nil && x.Name == "bytes" {
-					t.Error("package bytes compares as fast as it can")
+	for _, c := range []struct {
+		file, function string
+		loops          int
+		compared       []string // without crypto/subtle; each operand is public
+	}{
+		{"provisioning.go", "Check", 1, []string{"match == Previous"}},
+		{"provisioning.go", "same", 0, []string{"subtle.ConstantTimeCompare(a.Expose(), b.Expose()) == 1"}},
+		{"../appraisal/appraisal.go", "provisioningToken", 1, []string{"found == 0", "found > 1"}},
+	} {
+		t.Run(c.function, func(t *testing.T) {
+			file, err := parser.ParseFile(token.NewFileSet(), c.file, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var f *ast.FuncDecl
+			for _, d := range file.Decls {
+				if d, ok := d.(*ast.FuncDecl); ok && d.Name.Name == c.function {
+					f = d
 				}
 			}
-			return true
+			if f == nil {
+				t.Fatal("the function does not exist")
+			}
+			loops, subtle, end := 0, 0, f.Body.Pos()
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.RangeStmt:
+					loops, end = loops+1, n.End()
+				case *ast.BinaryExpr:
+					if text := types.ExprString(n); comparison(n.Op) && !slices.Contains(c.compared, text) {
+						t.Errorf("compares %s", text)
+					}
+				case *ast.CallExpr:
+					switch name := types.ExprString(n.Fun); {
+					case name == "subtle.ConstantTimeCompare":
+						subtle++
+					case name == "string", comparing.MatchString(name):
+						t.Errorf("calls %s", name)
+					}
+				case *ast.ForStmt, *ast.IndexExpr, *ast.FuncLit, *ast.TypeSwitchStmt:
+					t.Errorf("has a %T", n)
+				case *ast.SwitchStmt:
+					if n.Tag != nil {
+						t.Errorf("compares %s", types.ExprString(n.Tag))
+					}
+				case *ast.BranchStmt:
+					if n.Tok != token.CONTINUE {
+						t.Errorf("has a %s", n.Tok)
+					}
+				}
+				return true
+			})
+			if loops != c.loops || subtle != 1 {
+				t.Errorf("%d loops with %d comparisons", loops, subtle)
+			}
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				if r, ok := n.(*ast.ReturnStmt); ok && r.Pos() < end {
+					t.Error("returns before all tokens are compared")
+				}
+				return true
+			})
 		})
 	}
-	if compared != 1 {
-		t.Errorf("%d comparisons", compared)
-	}
+}
+
+// comparing matches the packages whose functions compare in variable time.
+var comparing = regexp.MustCompile(`^(bytes|cmp|maps|reflect|slices|strings)\.`)
+
+func comparison(op token.Token) bool {
+	return slices.Contains([]token.Token{token.EQL, token.NEQ, token.LSS, token.LEQ, token.GTR, token.GEQ}, op)
 }
 
 // A9, A10: exact limits, and no third token.

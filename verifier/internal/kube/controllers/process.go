@@ -82,7 +82,7 @@ type Process struct {
 	controllers []func(manager.Manager) error
 	cached      map[client.Object]cache.ByObject
 	watchFailed []toolscache.WatchErrorHandlerWithContext
-	// findings and conditions are those of all parts except the inventory.
+	// findings and conditions are those of all parts. New adds them.
 	findings   []verifierstatus.Findings
 	conditions []verifierstatus.Condition
 }

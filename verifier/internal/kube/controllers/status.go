@@ -21,11 +21,11 @@ func (k *Process) statusControllers() []func(manager.Manager) error {
 		Log: p.Log, Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c, Records: c.Records(),
 		Trigger: &c.Triggers.NodeRoles, Report: p.Metrics.RoleMismatches,
 	})
+	k.findings = append([]verifierstatus.Findings{c.Findings, roles.Findings}, k.findings...)
 	verifier := verifierstatus.New(verifierstatus.Options{
 		Now: p.Now, Limit: c.Limit(), Holder: k.identity, Version: p.Version,
 		Unavailable: c.Unavailable, Progressing: c.Progressing, Acknowledge: c.Guard().Acknowledge,
-		Findings: append([]verifierstatus.Findings{c.Findings, roles.Findings}, k.findings...), Conditions: k.conditions,
-		ControlPlaneNodes: roles.ControlPlaneNodes,
+		Findings: k.findings, Conditions: k.conditions, ControlPlaneNodes: roles.ControlPlaneNodes,
 	})
 	return []func(manager.Manager) error{policies.SetupWithManager, roles.SetupWithManager, verifier.SetupWithManager}
 }

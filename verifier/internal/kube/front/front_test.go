@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
 
 // newFront prepares a front whose API server does not answer.
@@ -80,6 +81,12 @@ func TestFront_SaysWhyItIsNotReady(t *testing.T) {
 	b.serve(&certificate)
 	want(b, certificate.Leaf.NotAfter.Add(time.Second), "serving certificate: expired")
 	want(b, now)
+	problems := strings.Join(server.New(b.parts, b).Problems(), "\n")
+	for _, part := range []string{"policies", "token keys", "sealing keys"} {
+		if !strings.Contains(problems, "\n"+part+": ") {
+			t.Errorf("the server does not report that it has no %s: %s", part, problems)
+		}
+	}
 
 	b = newFront(t, "render: {}\n")
 	b.serve(&certificate)

@@ -1278,6 +1278,10 @@ func TestOpaqueSecretIsAFinding(t *testing.T) {
 		if err := r.reconcile(); err == nil || !strings.Contains(err.Error(), "certs init") {
 			t.Error(err)
 		}
+		if f := r.c.Findings(); len(f) != 1 || f[0].Reason != "CertificateRotation" ||
+			!strings.Contains(f[0].Text, "certs init") {
+			t.Errorf("findings %q", f)
+		}
 		if got := r.secret(mco, "machine-config-server-tls"); got.Type != corev1.SecretTypeOpaque {
 			t.Errorf("type %s", got.Type)
 		}
