@@ -77,9 +77,16 @@ func (a *appraisal) boot() error {
 		}
 	}
 	result, err := measuredboot.Appraise(a.Policy.Profile, a.quote.Bank, pcrs, a.ev.EventLog, refs)
-	if err != nil && a.Policy.ProfileAction == v1alpha1.ProfileWarn && measuredboot.MayWarn(err) {
+	warns := a.Policy.ProfileAction == v1alpha1.ProfileWarn
+	if err != nil && warns && measuredboot.MayWarn(err) {
 		a.warnings = append(a.warnings, err.Error())
 		return nil
+	}
+	// The document that was not read may be the one of this boot, or one that denies it.
+	if unread := a.Policy.UnreadReferences; unread != "" && len(a.Policy.ReferenceValues) == 0 &&
+		(err != nil || a.Policy.Profile.NeedsEventLog() && !warns) {
+		return reason.Deny(reason.ReferenceValuesMissing, "%s cannot be read, and policy %s selects all documents", unread,
+			a.Policy.Name)
 	}
 	if err != nil {
 		return err
@@ -103,10 +110,6 @@ func isTPM(s v1alpha1.EvidenceSummary) bool { return s.Kind == evidence.TPM2.Str
 // none. A missing document is a temporary denial, so it cannot weaken the policy.
 func (a *appraisal) references() ([]measuredboot.ReferenceValues, error) {
 	if len(a.Policy.ReferenceValues) == 0 {
-		if unread := a.Policy.UnreadReferences; unread != "" && a.Policy.Profile.NeedsEventLog() {
-			return nil, reason.Deny(reason.ReferenceValuesMissing, "%s cannot be read, and policy %s selects all documents",
-				unread, a.Policy.Name)
-		}
 		return a.References, nil
 	}
 	var refs []measuredboot.ReferenceValues

@@ -108,21 +108,34 @@ func TestBoot_IdentityOnly(t *testing.T) {
 	}
 }
 
-// A file of reference values that could not be read since the start may have the document that denies a boot.
+// A file of reference values that could not be read since the start may have the document of this boot, or one that
+// denies it.
 func TestBoot_WaitsForReferenceValuesThatWereNotRead(t *testing.T) {
-	unread := func(in *appraisal.Context, _ *appraisal.Evidence) { in.Policy.UnreadReferences = "new.yaml" }
+	uki := []measuredboot.ReferenceValues{references(t, "uki")}
+	none := references(t, "none")
+	none.PCR11, none.Sections = nil, nil
 	for name, c := range map[string]struct {
-		names []string
-		want  reason.Code // 0: accepted
+		refs    []measuredboot.ReferenceValues
+		names   []string
+		profile measuredboot.Profile
+		action  v1alpha1.ProfileAction
+		want    reason.Code // 0: accepted
 	}{
-		"all documents":                       {nil, reason.ReferenceValuesMissing},
-		"only a document that the policy has": {[]string{"uki"}, 0},
+		"all documents":         {uki, nil, measuredboot.SecureBoot, "", reason.ReferenceValuesMissing},
+		"only its own":          {uki, []string{"uki"}, measuredboot.SecureBoot, "", 0},
+		"where a boot may warn": {uki, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, 0},
+		"no document of a UKI":  {nil, nil, measuredboot.IdentityOnly, "", reason.ReferenceValuesMissing},
+		"no document, may warn": {nil, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, reason.ReferenceValuesMissing},
+		"the identity of a UKI": {uki, nil, measuredboot.IdentityOnly, "", 0},
+		"only another document": {[]measuredboot.ReferenceValues{none}, []string{"none"}, measuredboot.SecureBoot, "", reason.MeasuredBoot},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTPMTrial(t)
-			tr.refs, tr.spoil = []measuredboot.ReferenceValues{references(t, "uki")}, unread
+			tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) { in.Policy.UnreadReferences = "new.yaml" }
 			tr.boots(t, eventlogtest.SecureBootUKI)
-			tr.spec.TPM2.ReferenceValues = c.names
+			tr.refs = c.refs
+			tr.spec.TPM2.ReferenceValues, tr.spec.TPM2.Profile = c.names, string(c.profile)
+			tr.spec.TPM2.ProfileAction = c.action
 			if c.want == 0 {
 				tr.passes(t, "a")
 				return
@@ -130,11 +143,6 @@ func TestBoot_WaitsForReferenceValuesThatWereNotRead(t *testing.T) {
 			tr.refused(t, c.want)
 		})
 	}
-	t.Run("a profile without documents", func(t *testing.T) {
-		tr := newTPMTrial(t)
-		tr.spoil = unread
-		tr.passes(t, "a")
-	})
 }
 
 func TestBoot_OnlyTheNamedReferenceValuesApply(t *testing.T) {

@@ -252,6 +252,9 @@ func (f *Folder) build() *Snapshot {
 		if !f.listed[p.File] {
 			s.Incomplete = append(s.Incomplete, p.File)
 			trusted = append(trusted, broken(p.File)...)
+			if filepath.Base(p.File) == referencesDir {
+				unread = p.File
+			}
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(f.files)) {

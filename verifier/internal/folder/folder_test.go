@@ -310,6 +310,15 @@ func TestLoad_ReferenceValuesBrokenAtTheStartDoNotFailOpen(t *testing.T) {
 			t.Errorf("pool %s: %q, %v", pool, p.UnreadReferences, err)
 		}
 	}
+	// As root, a file in place of the folder is what cannot be listed.
+	other := full(t)
+	delete(other, "reference-values/rhcos.yaml")
+	other["reference-values"] = ""
+	unlisted, at := open(t, other)
+	if p, err := unlisted.Snapshot().Policies.For("worker"); err != nil ||
+		p.UnreadReferences != filepath.Join(at, "reference-values") {
+		t.Errorf("a folder that cannot be listed: %q, %v", p.UnreadReferences, err)
+	}
 	write(t, dir, tree{"reference-values/rhcos.yaml": referencesYAML})
 	fixed, _ := f.Refresh()
 	write(t, dir, tree{"reference-values/rhcos.yaml": "pcr11: [", "reference-values/new.yaml": "pcr11: ["})

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -106,7 +107,9 @@ func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	if err := w.samples(o); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nnext: mcs-attest-verifier serve --config %s\n", filepath.Join(dir, configFile))
+	if w.exists(configFile) {
+		fmt.Fprintf(out, "\nnext: mcs-attest-verifier serve --config %s\n", filepath.Join(dir, configFile))
+	}
 	return nil
 }
 
@@ -231,26 +234,33 @@ func (w folderWriter) keys(now time.Time) error {
 	return nil
 }
 
-// samples writes the configuration, and what an administrator replaces. In an existing folder it writes no policy:
-// that would be in force beside those of the administrator.
+// samples writes what an administrator replaces, and the configuration. In an existing folder it writes only what the
+// flags name: a policy would be in force beside those of the administrator. A folder exists if it has the
+// configuration, which is written last, or records, because the configuration can be elsewhere.
 func (w folderWriter) samples(o InitOptions) error {
-	exists := w.exists(configFile)
-	if err := w.write(configFile, 0o644, configText(o), "configuration"); err != nil {
-		return err
-	}
-	if !exists {
-		if len(o.Pools) == 0 {
-			o.Pools = []string{"worker"}
-		}
-		if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy),
-			"policy: an enrolled TPM for every pool"); err != nil {
+	sample := o.Upstream == ""
+	if w.exists(configFile) || w.exists("state/records.db") {
+		serves, err := w.servesConfigs()
+		if err != nil && len(o.Pools) > 0 {
 			return err
 		}
+		return w.pools(o, serves)
 	}
-	sample, err := w.servesConfigs()
-	if err != nil {
+	if len(o.Pools) == 0 {
+		o.Pools = []string{"worker"}
+	}
+	if err := w.pools(o, sample); err != nil {
 		return err
 	}
+	if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy),
+		"policy: an enrolled TPM for every pool"); err != nil {
+		return err
+	}
+	return w.write(configFile, 0o644, configText(o), "configuration")
+}
+
+// pools writes the files of each pool. sample is true if the verifier serves the files in configs/.
+func (w folderWriter) pools(o InitOptions, sample bool) error {
 	ca, err := os.ReadFile(filepath.Join(w.dir, "tls", "ca.crt"))
 	if err != nil {
 		return fmt.Errorf("read CA: %w", err)
@@ -273,9 +283,13 @@ func (w folderWriter) samples(o InitOptions) error {
 	return nil
 }
 
-// servesConfigs reports whether the files in configs/ are the only configs that the verifier serves.
+// servesConfigs reports whether the files in configs/ are the only configs that the verifier serves. It returns false if
+// the configuration is elsewhere.
 func (w folderWriter) servesConfigs() (bool, error) {
 	c, err := config.Load(filepath.Join(w.dir, configFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

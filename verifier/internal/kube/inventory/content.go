@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,10 +35,11 @@ func contents() []string {
 	return all
 }
 
-// configMap is the text data of a ConfigMap.
+// configMap is the data of a ConfigMap.
 type configMap struct {
-	sort string // the value of LabelContent
-	data map[string]string
+	sort   string // the value of LabelContent
+	data   map[string]string
+	binary []string // keys of data that is no text
 }
 
 func compactConfigMap(o client.Object) (any, []manifest.Problem) {
@@ -45,7 +47,7 @@ func compactConfigMap(o client.Object) (any, []manifest.Problem) {
 	if !ok {
 		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a ConfigMap", o)}}
 	}
-	return configMap{sort: m.Labels[LabelContent], data: m.Data}, nil
+	return configMap{sort: m.Labels[LabelContent], data: m.Data, binary: slices.Sorted(maps.Keys(m.BinaryData))}, nil
 }
 
 // contentState is one ConfigMap, with the last good content of each of its keys.
@@ -63,14 +65,17 @@ func parseContent(m configMap, before contentState, atStart bool) (next contentS
 		references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{},
 		trust: map[string]trust.File{}, unread: map[string]bool{},
 	}
+	keep := func(name string) {
+		next.references[name] = before.references[name]
+		next.unread[name] = before.unread[name] || atStart && before.references[name] == nil
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.data)) {
 		var found []manifest.Problem
 		switch m.sort {
 		case ContentReferences:
 			next.references[name], found = folder.ParseReferences(name, []byte(m.data[name]))
 			if manifest.Failed(found) {
-				next.references[name] = before.references[name]
-				next.unread[name] = before.unread[name] || atStart && before.references[name] == nil
+				keep(name)
 			}
 		case ContentRoots:
 			next.roots[name], found = folder.ParseAnchors(name, []byte(m.data[name]))
@@ -88,6 +93,20 @@ func parseContent(m configMap, before contentState, atStart bool) (next contentS
 				problems = append(problems, manifest.Problem{What: p.Error()})
 			}
 		}
+	}
+	for _, name := range m.binary {
+		if m.sort == ContentReferences {
+			keep(name)
+		}
+		problems = append(problems, manifest.Problem{What: name + " is no text in UTF-8", Want: "save it as UTF-8"})
+	}
+	if m.sort == ContentReferences && len(m.data)+len(m.binary) == 0 {
+		for name := range before.references {
+			keep(name)
+		}
+		next.unread[""] = before.unread[""] || atStart
+		problems = append(problems, manifest.Problem{What: "the ConfigMap of reference values has no data",
+			Want: "delete it if its content must no longer be in force"})
 	}
 	if section := trust.Section(m.sort); trust.Sections[section] != nil && len(m.data) == 0 {
 		next.trust[""] = trust.File{Section: section, Broken: true}
@@ -131,7 +150,7 @@ func (c content) unread() string {
 	for _, at := range slices.SortedFunc(maps.Keys(c), compareKeys) {
 		for _, name := range slices.Sorted(maps.Keys(c[at].unread)) {
 			if c[at].unread[name] {
-				return fmt.Sprintf("%s in the ConfigMap %s", name, at.name)
+				return strings.TrimPrefix(fmt.Sprintf("%s in the ConfigMap %s", name, at.name), " in ")
 			}
 		}
 	}

@@ -325,7 +325,11 @@ func (p *Policies) dropContent(n types.NamespacedName) {
 func (p *Policies) fill(w *view.View) *anchors.Set {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	w.Policies, w.References = p.compile().WithUnreadReferences(p.content.unread()), p.content.references()
+	unread := p.content.unread()
+	if !p.read {
+		unread = "the ConfigMaps with reference values"
+	}
+	w.Policies, w.References = p.compile().WithUnreadReferences(unread), p.content.references()
 	roots := p.content.roots()
 	w.EKRoots = tpm2.Roots{Anchors: roots.Roots(), Intermediates: roots.Intermediates()}
 	if p.trust == nil {

@@ -3,7 +3,9 @@
 package inventory
 
 import (
+	"encoding/base64"
 	"testing"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -156,46 +158,72 @@ func TestNoPolicyIsLessStrictWhilePoliciesAreDeleted(t *testing.T) {
 	})
 }
 
-// referencesOf is a ConfigMap of reference values.
-func referencesOf(data map[string]any) *unstructured.Unstructured {
+// referencesOf is a ConfigMap of reference values. Like kubectl, it has what is no text in binaryData.
+func referencesOf(files map[string]string) *unstructured.Unstructured {
+	data, binary := map[string]any{}, map[string]any{}
+	for name, content := range files {
+		if utf8.ValidString(content) {
+			data[name] = content
+		} else {
+			binary[name] = base64.StdEncoding.EncodeToString([]byte(content))
+		}
+	}
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "ConfigMap", "data": data,
+		"apiVersion": "v1", "kind": "ConfigMap", "data": data, "binaryData": binary,
 		"metadata": map[string]any{"name": "refs", "namespace": "own", "resourceVersion": "1",
 			"labels": map[string]any{LabelContent: ContentReferences}},
 	}}
 }
 
-// Without this document a policy for all documents would accept boots that it denies with it.
-func TestInventory_ReferenceValuesBrokenAtTheStartDoNotFailOpen(t *testing.T) {
+// Without a document, a policy for all documents can accept boots that it denies with it.
+func TestInventory_ReferenceValuesThatCannotBeReadDoNotFailOpen(t *testing.T) {
 	const good = "apiVersion: mcs-attest.dev/v1alpha1\nkind: ReferenceValues\nmetadata: {name: a}\n"
+	a := func(content string) map[string]string { return map[string]string{"a": content} }
 	for name, c := range map[string]struct {
-		lists  []map[string]any // nil: the ConfigMap does not exist
-		unread string
+		lists     []map[string]string // nil: the ConfigMap does not exist
+		documents int
+		problem   bool
+		unread    string
 	}{
-		"good":                        {[]map[string]any{{"a.yaml": good}}, ""},
-		"broken at the start":         {[]map[string]any{{"a.yaml": "["}}, "a.yaml in the ConfigMap refs"},
-		"empty at the start":          {[]map[string]any{{"a.yaml": ""}}, "a.yaml in the ConfigMap refs"},
-		"broken twice":                {[]map[string]any{{"a.yaml": "["}, {"a.yaml": "{"}}, "a.yaml in the ConfigMap refs"},
-		"fixed":                       {[]map[string]any{{"a.yaml": "["}, {"a.yaml": good}}, ""},
-		"fixed and broken":            {[]map[string]any{{"a.yaml": "["}, {"a.yaml": good}, {"a.yaml": "["}}, ""},
-		"broken later":                {[]map[string]any{{"a.yaml": good}, {"a.yaml": "["}}, ""},
-		"deleted":                     {[]map[string]any{{"a.yaml": "["}, nil}, ""},
-		"a key that is deleted":       {[]map[string]any{{"a.yaml": "["}, {}}, ""},
-		"a new key that is broken":    {[]map[string]any{{"a.yaml": good}, {"a.yaml": good, "b.yaml": "["}}, ""},
-		"a new object that is broken": {[]map[string]any{nil, {"a.yaml": "["}}, ""},
+		"none":                   {[]map[string]string{nil}, 0, false, ""},
+		"good":                   {[]map[string]string{a(good)}, 1, false, ""},
+		"broken at the start":    {[]map[string]string{a("[")}, 0, true, "a in the ConfigMap refs"},
+		"empty at the start":     {[]map[string]string{a("")}, 0, true, "a in the ConfigMap refs"},
+		"no text at the start":   {[]map[string]string{a("\xff")}, 0, true, "a in the ConfigMap refs"},
+		"without a key":          {[]map[string]string{{}}, 0, true, "the ConfigMap refs"},
+		"without a key, twice":   {[]map[string]string{{}, {}}, 0, true, "the ConfigMap refs"},
+		"broken twice":           {[]map[string]string{a("["), a("{")}, 0, true, "a in the ConfigMap refs"},
+		"fixed":                  {[]map[string]string{a("["), a(good)}, 1, false, ""},
+		"fixed and broken":       {[]map[string]string{a("["), a(good), a("[")}, 1, true, ""},
+		"broken later":           {[]map[string]string{a(good), a("[")}, 1, true, ""},
+		"no text later":          {[]map[string]string{a(good), a("\xff")}, 1, true, ""},
+		"emptied":                {[]map[string]string{a(good), {}}, 1, true, ""},
+		"emptied twice":          {[]map[string]string{a(good), {}, {}}, 1, true, ""},
+		"emptied and fixed":      {[]map[string]string{{}, a(good)}, 1, false, ""},
+		"deleted":                {[]map[string]string{a("["), nil}, 0, false, ""},
+		"a key is deleted":       {[]map[string]string{{"a": "[", "b": good}, {"b": good}}, 1, false, ""},
+		"a new key is broken":    {[]map[string]string{a(good), {"a": good, "b": "["}}, 1, true, ""},
+		"a new object is broken": {[]map[string]string{nil, a("[")}, 0, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inventory := unconnected(t)
 			inventory.watching(t, policyKind, "").list(t, 10, lax(), strict())
 			w := inventory.watching(t, configMapKind, "own")
-			for i, data := range c.lists {
+			inventory.build()
+			if p, err := inventory.View().Policies.For("other"); err != nil || p.UnreadReferences == "" {
+				t.Errorf("before the ConfigMaps were read: %q, %v", p.UnreadReferences, err)
+			}
+			for i, files := range c.lists {
 				var objects []*unstructured.Unstructured
-				if data != nil {
-					objects = append(objects, referencesOf(data))
+				if files != nil {
+					objects = append(objects, referencesOf(files))
 				}
 				w.list(t, uint64(10+i), objects...)
 			}
 			inventory.build()
+			if n := len(inventory.View().References); n != c.documents || len(inventory.Problems()) > 0 != c.problem {
+				t.Errorf("%d documents, problems %v", n, inventory.Problems())
+			}
 			for _, pool := range []string{"master", "other"} {
 				if p, err := inventory.View().Policies.For(pool); err != nil || p.UnreadReferences != c.unread {
 					t.Errorf("pool %s: %q, %v", pool, p.UnreadReferences, err)
