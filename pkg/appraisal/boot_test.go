@@ -127,7 +127,8 @@ func TestBoot_WaitsForReferenceValuesThatWereNotRead(t *testing.T) {
 		"no document of a UKI":  {nil, nil, measuredboot.IdentityOnly, "", reason.ReferenceValuesMissing},
 		"no document, may warn": {nil, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, reason.ReferenceValuesMissing},
 		"the identity of a UKI": {uki, nil, measuredboot.IdentityOnly, "", 0},
-		"only another document": {[]measuredboot.ReferenceValues{none}, []string{"none"}, measuredboot.SecureBoot, "", reason.MeasuredBoot},
+		"only another document": {[]measuredboot.ReferenceValues{none}, []string{"none"}, measuredboot.SecureBoot, "",
+			reason.MeasuredBoot},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTPMTrial(t)

@@ -231,13 +231,17 @@ func (s *Set) For(pool string) (Policy, error) {
 // an unreadable policy file uses it: the file could contain a stricter policy of any
 // pool.
 func (s *Set) Suspended(because string) *Set {
-	return &Set{pools: s.pools, any: nil, suspended: because, unread: s.unread}
+	next := *s
+	next.any, next.suspended = nil, because
+	return &next
 }
 
 // WithUnreadReferences returns the set for a verifier that started with this unreadable file of reference values, or
 // with none ("").
 func (s *Set) WithUnreadReferences(file string) *Set {
-	return &Set{pools: s.pools, any: s.any, suspended: s.suspended, unread: file}
+	next := *s
+	next.unread = file
+	return &next
 }
 
 // Pools returns the pools that policies name, sorted; "*" is last.

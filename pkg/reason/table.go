@@ -289,8 +289,8 @@ var table = map[Code]Info{
 			"log for the correlation ID."),
 	ReferenceValuesMissing: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ReferenceValuesMissing",
 		"The verifier does not have, or cannot read, reference values that the policy selects.",
-		"Read the problems in status. Correct the document, put it into reference-values/, or correct "+
-			"spec.tpm2.referenceValues in the policy."),
+		"Read the problems in status. Correct the document, put it into reference-values/ or its ConfigMap, or "+
+			"correct spec.tpm2.referenceValues in the policy."),
 	ProviderUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ProviderUnavailable",
 		"The cloud's API did not answer, rejected the verifier, or reached the verifier's rate limit.",
 		"Read the verifier's log. Check its permissions, its network path to the API, and the cloud's status "+

@@ -9,7 +9,8 @@
 //
 // Each step writes whole files, in an order that leaves a working state after a crash. A CA is in the
 // bundle before its key is used. After a crash, the next command completes a serving certificate whose
-// key was already written, and pointer configs that lack the bundle. Of two concurrent commands, one
+// key was already written, as the next start of the verifier does, and pointer configs that lack the
+// bundle. Of two concurrent commands, one
 // fails. Only an administrator can distribute new pointer configs to machines.
 package certfolder
 
@@ -228,19 +229,18 @@ func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	return step, status, err
 }
 
-// Complete completes the serving certificate of a crashed command: until then no verifier can start, because the
-// certificate does not have the key.
-func (f *Folder) Complete() error {
+// Complete completes the serving certificate of a crashed command, and reports whether there was one. Until then no
+// verifier can start, because the certificate does not have the key.
+func (f *Folder) Complete() (completed bool, err error) {
 	if _, err := os.Lstat(f.path("tls/tls.crt.next")); errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	unlock, err := f.lock()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
-	_, err = f.completeServing()
-	return err
+	return f.completeServing()
 }
 
 // Due performs the steps that are due. In most years, there are none.

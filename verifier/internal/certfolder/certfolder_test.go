@@ -298,7 +298,10 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 			steps, _, err := f.Due()
 			return slices.Concat(steps, []mcscert.Step{"none"})[0], err
 		},
-		"by the verifier": func() (mcscert.Step, error) { return mcscert.StepServing, f.Complete() },
+		"by the verifier": func() (mcscert.Step, error) {
+			completed, err := f.Complete()
+			return map[bool]mcscert.Step{true: mcscert.StepServing}[completed], err
+		},
 	} {
 		f.write("tls/tls.crt.next", []byte(newCrt))
 		f.write("tls/tls.crt", []byte(oldCrt))
@@ -310,8 +313,8 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 			t.Errorf("%s: the certificate was not completed, or another step followed", name)
 		}
 	}
-	if err := f.Complete(); err != nil {
-		t.Errorf("without anything to complete: %v", err)
+	if completed, err := f.Complete(); completed || err != nil {
+		t.Errorf("without anything to complete: %t, %v", completed, err)
 	}
 	// Before the key: the old pair stays.
 	f.write("tls/tls.crt.next", []byte(oldCrt))

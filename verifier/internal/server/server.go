@@ -133,10 +133,7 @@ func nodeCertificate(c *config.Credential) mcsattestv1.NodeCertificate {
 // source returns the client's address for limits and the audit log. For IPv6 that is the /64. Behind a trusted
 // proxy, it is the address that the proxy names.
 func (s *Server) source(r *http.Request) netip.Addr {
-	if a, ok := s.forwarded(r); ok {
-		return listen.Source(netip.AddrPortFrom(a, 0).String())
-	}
-	return listen.Source(r.RemoteAddr)
+	return listen.Source(s.clientAddress(r))
 }
 
 // forwarded returns the client's whole address as a trusted proxy names it. It returns false for other requests.

@@ -66,9 +66,13 @@ func New(s *backend.Parts) (*Backend, error) {
 	if b.Files, err = folder.Open(c.Data); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	completed := (&certfolder.Folder{Dir: c.Data}).Complete()
+	if completed, err := (&certfolder.Folder{Dir: c.Data}).Complete(); err != nil {
+		return nil, hint.New(err, "wait for the other command, or run 'mcs-attest-verifier certs rotate' as the owner of tls/")
+	} else if completed {
+		s.Log.Info("completed the serving certificate of an interrupted command")
+	}
 	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
-		return nil, certificateHint(errors.Join(err, completed))
+		return nil, certificateHint(err)
 	}
 	parseTokens := func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }
 	if b.Tokens, err = reload.New(parseTokens, c.Path("keys", keys.TokenFile)); err != nil {

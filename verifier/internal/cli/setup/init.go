@@ -283,8 +283,8 @@ func (w folderWriter) pools(o InitOptions, sample bool) error {
 	return nil
 }
 
-// servesConfigs reports whether the files in configs/ are the only configs that the verifier serves. It returns false if
-// the configuration is elsewhere.
+// servesConfigs reports whether the files in configs/ are the only configs that the verifier serves. If the
+// configuration is elsewhere, it returns false.
 func (w folderWriter) servesConfigs() (bool, error) {
 	c, err := config.Load(filepath.Join(w.dir, configFile))
 	if errors.Is(err, fs.ErrNotExist) {
