@@ -123,7 +123,8 @@ func TestSet_WithUnreadReferences(t *testing.T) {
 	if p := policyFor(t, unread.Suspended("policies/a.yaml"), "worker"); p.UnreadReferences == "" {
 		t.Error("suspended: the file is lost")
 	}
-	if _, err := set.Suspended("policies/a.yaml").WithUnreadReferences("b").For("master"); code(err) != reason.PoolUnknown {
+	both := set.Suspended("policies/a.yaml").WithUnreadReferences("b")
+	if _, err := both.For("master"); code(err) != reason.PoolUnknown {
 		t.Errorf("%v", err)
 	}
 }

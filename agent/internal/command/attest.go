@@ -150,6 +150,9 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		return err
 	}
 	defer func() { _ = done() }()
+	if err := a.rememberTPM(f); err != nil {
+		return err
+	}
 	f.Clock = a.clock(machine.Cmdline, authorities)
 	out, err := a.attestTo(ctx, f, targets, authorities, data.Raw)
 	if err != nil {

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/google/go-tpm/tpm2/transport"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -23,7 +25,23 @@ const (
 	// systemd: a JSON object from the bank's number to the value. mcs-attest-leave.service runs if
 	// it exists.
 	leftFile = "pcr11"
+	// tpmFile exists after an attestation with the TPM. Attestation and cap are different processes, and on a stock image
+	// different boots.
+	tpmFile = "tpm"
 )
+
+// rememberTPM records that the machine has a TPM, before it attests with it.
+func (a *agent) rememberTPM(f *flow.Flow) error {
+	if f.TPM == nil {
+		return nil
+	}
+	if a.realRoot {
+		if err := delivery.WriteFile(filepath.Join(a.paths.FirstBoot, tpmFile), nil); err != nil {
+			return err
+		}
+	}
+	return delivery.WriteFile(a.paths.Own(tpmFile), nil)
+}
 
 // capPCR caps PCR 11 once per boot. If systemd will end the initramfs in it, capPCR leaves that to
 // systemd, unless now is true.

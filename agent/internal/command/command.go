@@ -35,7 +35,7 @@ type agent struct {
 	out     io.Writer
 	// realRoot is true in the real root.
 	realRoot bool
-	// hasTPM is true after openDevice has seen the device.
+	// hasTPM is true after openDevice has seen the device, or the record of an attestation with it.
 	hasTPM bool
 	// Tests replace reboot and pause, and set step and mounted, which are those of nextboot. Reboot and
 	// pause end early with an error if the context ends.

@@ -305,6 +305,9 @@ func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, 
 	}
 	f.Accept = acceptConfig
 	defer func() { _ = done() }()
+	if err := a.rememberTPM(f); err != nil {
+		return nil, err
+	}
 	return f.Run(ctx, t)
 }
 

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -324,11 +323,25 @@ func TestFirstboot_FromThePreApprovedToTheFullConfig(t *testing.T) {
 // A TPM that fails later does not take a Node away. Until the first cap with the full config, the machine has not
 // joined, and root could still attest: the failure stops it in each run and each boot.
 func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
-	for _, step := range []string{"", "flag"} { // no crash, and one before the marker is written
-		t.Run(step, func(t *testing.T) {
+	for name, c := range map[string]struct {
+		step         string // at which the power is lost
+		fail, repair func(*lossy) error
+	}{
+		"a device that fails":                          {"", (*lossy).fail, (*lossy).repair},
+		"a power loss before the marker is written":    {"flag", (*lossy).fail, (*lossy).repair},
+		"a device that disappears":                     {"", (*lossy).leave, (*lossy).comeBack},
+		"a power loss, and the device that disappears": {"flag", (*lossy).leave, (*lossy).comeBack},
+	} {
+		t.Run(name, func(t *testing.T) {
+			do := func(f func(*lossy) error, device *lossy) {
+				t.Helper()
+				if err := f(device); err != nil {
+					t.Fatal(err)
+				}
+			}
 			m := newStock(t)
-			if step != "" {
-				m.step = killAt(step)
+			if c.step != "" {
+				m.step = killAt(c.step)
 			}
 			if err := m.run(); !errors.Is(err, errRebooted) && !errors.Is(err, errKilled) {
 				t.Fatalf("%v\n%s", err, m.out.String())
@@ -336,21 +349,21 @@ func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
 			m.step = nil
 			device := newLossy(t, m.tpm.Socket)
 			m.paths.TPM = device.socket
+			do(c.fail, device)
 			for range 2 {
 				m.powerOn()
-				device.lose.Store(math.MaxInt64)
 				for range 2 {
 					if err := m.run(); !errors.Is(err, tpmdev.ErrFailed) || m.state() != firstboot.FullConfig || len(m.left()) > 0 {
 						t.Errorf("before the first cap: %v, left %v\n%s", err, m.left(), m.out.String())
 					}
 				}
 			}
-			device.lose.Store(0)
+			do(c.repair, device)
 			if err := m.run(); err != nil || !strings.Contains(m.out.String(), "capped PCR 11") {
 				t.Errorf("when the TPM works: %v\n%s", err, m.out.String())
 			}
 			m.powerOn()
-			device.lose.Store(math.MaxInt64)
+			do(c.fail, device)
 			if err := m.run(); err != nil || !strings.Contains(m.out.String(), "error: PCR 11 is not capped: ") ||
 				!strings.Contains(m.out.String(), "hint: the boot continues") {
 				t.Errorf("on a later boot: %v\n%s", err, m.out.String())
@@ -363,14 +376,8 @@ func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
 // whose driver has removed the device is one that failed.
 func TestFirstboot_TPMThatFailsAfterTheAttestation(t *testing.T) {
 	for name, c := range map[string]struct{ fail, repair func(*lossy) error }{
-		"a device that fails": {
-			func(d *lossy) error { d.lose.Store(math.MaxInt64); return nil },
-			func(d *lossy) error { d.lose.Store(0); return nil },
-		},
-		"a device that disappears": {
-			func(d *lossy) error { return os.Rename(d.socket, d.socket+".away") },
-			func(d *lossy) error { return os.Rename(d.socket+".away", d.socket) },
-		},
+		"a device that fails":      {(*lossy).fail, (*lossy).repair},
+		"a device that disappears": {(*lossy).leave, (*lossy).comeBack},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newStock(t)

@@ -31,15 +31,16 @@ type machineTPM struct {
 	reopen func() (*machineTPM, error)
 }
 
-// openDevice opens the TPM. An absent device is one that failed if this process has seen it before: the driver removes
-// the device of a TPM that fails.
+// openDevice opens the TPM. If this machine has a TPM, an absent device is one that failed: the driver removes the
+// device of a TPM that fails.
 func (a *agent) openDevice() (transport.TPMCloser, error) {
 	device, err := tpmdev.Open(a.paths.TPM)
 	absent := errors.Is(err, tpmdev.ErrAbsent)
+	a.hasTPM = a.hasTPM || !absent || paths.Exists(a.paths.Own(tpmFile)) ||
+		paths.Exists(filepath.Join(a.paths.FirstBoot, tpmFile))
 	if absent && a.hasTPM {
 		return nil, fmt.Errorf("%w: %w", tpmdev.ErrFailed, err)
 	}
-	a.hasTPM = !absent
 	return device, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -61,6 +63,11 @@ type lossy struct {
 	lose   atomic.Int64 // the next connections that get no response
 	opened atomic.Int64
 }
+
+func (l *lossy) fail() error     { l.lose.Store(math.MaxInt64); return nil }
+func (l *lossy) repair() error   { l.lose.Store(0); return nil }
+func (l *lossy) leave() error    { return os.Rename(l.socket, l.socket+".away") }
+func (l *lossy) comeBack() error { return os.Rename(l.socket+".away", l.socket) }
 
 func newLossy(t *testing.T, tpm string) *lossy {
 	t.Helper()
@@ -134,6 +141,33 @@ func TestCap_ADeviceThatDisappearsIsAFault(t *testing.T) {
 	err := a.onTPM(func(transport.TPM) error { return errors.Join(tpmdev.ErrFailed, os.Remove(device.socket)) })
 	if !errors.Is(err, tpmdev.ErrFailed) || !errors.Is(err, tpmdev.ErrAbsent) || a.capped() {
 		t.Errorf("%v", err)
+	}
+}
+
+// The cap is another process than the attestation. Without an attestation, an absent device is no TPM.
+func TestCap_ADeviceThatDisappearsAfterTheAttestationIsAFault(t *testing.T) {
+	device := newLossy(t, swtpmtest.Start(t, "sha256").Socket)
+	p := paths.Paths{TPM: device.socket, Run: t.TempDir(), FirstBoot: t.TempDir()}
+	cap := func() error { return (&agent{console: &console.Console{}, paths: p}).capPCR(true) }
+	if err := device.leave(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cap(); err != nil {
+		t.Errorf("without a TPM: %v", err)
+	}
+	if err := device.comeBack(); err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{console: &console.Console{}, paths: p}
+	f, done, err := a.newFlow(t.Context(), platform.Machine{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(a.rememberTPM(f), done(), device.leave()); err != nil {
+		t.Fatal(err)
+	}
+	if err := cap(); !errors.Is(err, tpmdev.ErrFailed) {
+		t.Errorf("after an attestation with the TPM: %v", err)
 	}
 }
 

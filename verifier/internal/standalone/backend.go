@@ -67,7 +67,8 @@ func New(s *backend.Parts) (*Backend, error) {
 		return nil, hint.New(err, initHint)
 	}
 	if completed, err := (&certfolder.Folder{Dir: c.Data}).Complete(); err != nil {
-		return nil, hint.New(err, "wait for the other command, or run 'mcs-attest-verifier certs rotate' as the owner of tls/")
+		return nil, hint.New(err, "wait for the other command, or run 'mcs-attest-verifier certs rotate' as the owner of "+
+			"the folder tls/")
 	} else if completed {
 		s.Log.Info("completed the serving certificate of an interrupted command")
 	}
