@@ -83,8 +83,9 @@ func (a *appraisal) boot() error {
 		return nil
 	}
 	// The document that was not read may be the one of this boot, or one that denies it.
-	if unread := a.Policy.UnreadReferences; unread != "" && len(a.Policy.ReferenceValues) == 0 &&
-		(err != nil || a.Policy.Profile.NeedsEventLog() && !warns) {
+	depends := err == nil && a.Policy.Profile.NeedsEventLog() && !warns ||
+		err != nil && reason.From(err).Code == reason.MeasuredBoot
+	if unread := a.Policy.UnreadReferences; depends && unread != "" && len(a.Policy.ReferenceValues) == 0 {
 		return reason.Deny(reason.ReferenceValuesMissing, "%s cannot be read, and policy %s selects all documents", unread,
 			a.Policy.Name)
 	}

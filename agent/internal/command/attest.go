@@ -150,7 +150,7 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		return err
 	}
 	defer func() { _ = done() }()
-	if err := a.rememberTPM(f); err != nil {
+	if err := a.rememberTPM(); err != nil {
 		return err
 	}
 	f.Clock = a.clock(machine.Cmdline, authorities)

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
-	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/nextboot"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -25,18 +25,18 @@ const (
 	// systemd: a JSON object from the bank's number to the value. mcs-attest-leave.service runs if
 	// it exists.
 	leftFile = "pcr11"
-	// tpmFile exists after an attestation with the TPM. Attestation and cap are different processes, and on a stock image
-	// different boots.
+	// tpmFile exists after an attestation of a machine with a TPM. Attestation and cap are different processes, and on a
+	// stock image different boots.
 	tpmFile = "tpm"
 )
 
-// rememberTPM records that the machine has a TPM, before it attests with it.
-func (a *agent) rememberTPM(f *flow.Flow) error {
-	if f.TPM == nil {
+// rememberTPM records before an attestation that this process has seen the device of a TPM, even of one that fails.
+func (a *agent) rememberTPM() error {
+	if !a.hasTPM {
 		return nil
 	}
 	if a.realRoot {
-		if err := delivery.WriteFile(filepath.Join(a.paths.FirstBoot, tpmFile), nil); err != nil {
+		if err := nextboot.WriteFile(filepath.Join(a.paths.FirstBoot, tpmFile), nil); err != nil {
 			return err
 		}
 	}

@@ -183,6 +183,7 @@ func (a *agent) finish(ctx context.Context, boot nextboot.Boot) error {
 // again reboots after a pause, because only the next boot can attest.
 func (a *agent) again(ctx context.Context, pause time.Duration, why error) error {
 	a.console.Again("%v; rebooting in %v to attest again", why, pause)
+	a.console.Hint(advice(why))
 	if err := a.pause(ctx, pause); err != nil {
 		return err
 	}
@@ -305,7 +306,7 @@ func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, 
 	}
 	f.Accept = acceptConfig
 	defer func() { _ = done() }()
-	if err := a.rememberTPM(f); err != nil {
+	if err := a.rememberTPM(); err != nil {
 		return nil, err
 	}
 	return f.Run(ctx, t)

@@ -333,6 +333,7 @@ func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
 		"a power loss, and the device that disappears": {"flag", (*lossy).leave, (*lossy).comeBack},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			do := func(f func(*lossy) error, device *lossy) {
 				t.Helper()
 				if err := f(device); err != nil {

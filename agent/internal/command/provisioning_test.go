@@ -92,6 +92,24 @@ func attestMetal(t *testing.T, tpm, pointerConfig, file string) (status int, out
 	return status, out.String(), string(raw)
 }
 
+// The cap is another process. A TPM that disappears after the attestation must not count as none.
+func TestAttest_RemembersTheTPMForTheCap(t *testing.T) {
+	tpm := swtpmtest.Start(t, "sha256")
+	v := &verifiertest.Verifier{}
+	v.Start(t)
+	if status, out, _ := attestMetal(t, tpm.Socket, string(v.Pointer("worker")), ""); status != 0 {
+		t.Fatal(out)
+	}
+	if err := os.Rename(tpm.Socket, tpm.Socket+".away"); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if status := command.Main(t.Context(), []string{"scrub", "--cap-only"}, &out, &out); status == 0 ||
+		!strings.Contains(out.String(), "delete ") {
+		t.Errorf("status %d\n%s", status, &out)
+	}
+}
+
 func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256").Socket
 	ours, fake := tokenServer(t, false), tokenServer(t, true)

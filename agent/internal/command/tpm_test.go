@@ -159,11 +159,11 @@ func TestCap_ADeviceThatDisappearsAfterTheAttestationIsAFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{console: &console.Console{}, paths: p}
-	f, done, err := a.newFlow(t.Context(), platform.Machine{}, nil)
+	_, done, err := a.newFlow(t.Context(), platform.Machine{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(a.rememberTPM(f), done(), device.leave()); err != nil {
+	if err := errors.Join(a.rememberTPM(), done(), device.leave()); err != nil {
 		t.Fatal(err)
 	}
 	if err := cap(); !errors.Is(err, tpmdev.ErrFailed) {

@@ -155,13 +155,14 @@ func (f *Folder) scan() (changed bool) {
 			}
 			continue
 		}
+		atStart := !f.listed[dir] // of the verifier, or it existed then in a folder that could not be listed
 		f.listed[dir] = true
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ".") || !slices.Contains(s.endings, filepath.Ext(e.Name())) {
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
-			if f.refreshFile(s, path) {
+			if f.refreshFile(s, path, atStart) {
 				changed = true
 			}
 			here[path] = true
@@ -184,10 +185,10 @@ func (f *Folder) scan() (changed bool) {
 const stableAfter = 2 * time.Second
 
 // refreshFile reads a file if it may have changed.
-func (f *Folder) refreshFile(s section, path string) (changed bool) {
+func (f *Folder) refreshFile(s section, path string, atStart bool) (changed bool) {
 	state := f.files[path]
 	if state == nil {
-		state = &file{atStart: !f.started}
+		state = &file{atStart: atStart}
 		f.files[path] = state
 		changed = true
 	}

@@ -319,6 +319,15 @@ func TestLoad_ReferenceValuesBrokenAtTheStartDoNotFailOpen(t *testing.T) {
 		p.UnreadReferences != filepath.Join(at, "reference-values") {
 		t.Errorf("a folder that cannot be listed: %q, %v", p.UnreadReferences, err)
 	}
+	if err := os.Remove(filepath.Join(at, "reference-values")); err != nil {
+		t.Fatal(err)
+	}
+	write(t, at, tree{"reference-values/rhcos.yaml": "pcr11: ["})
+	if s, _ := unlisted.Refresh(); len(s.Incomplete) != 1 {
+		t.Errorf("a broken file in it: incomplete %v", s.Incomplete)
+	} else if p, err := s.Policies.For("worker"); err != nil || p.UnreadReferences != s.Incomplete[0] {
+		t.Errorf("a broken file in it: %q, %v", p.UnreadReferences, err)
+	}
 	write(t, dir, tree{"reference-values/rhcos.yaml": referencesYAML})
 	fixed, _ := f.Refresh()
 	write(t, dir, tree{"reference-values/rhcos.yaml": "pcr11: [", "reference-values/new.yaml": "pcr11: ["})

@@ -66,14 +66,18 @@ func New(s *backend.Parts) (*Backend, error) {
 	if b.Files, err = folder.Open(c.Data); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	if completed, err := (&certfolder.Folder{Dir: c.Data}).Complete(); err != nil {
-		return nil, hint.New(err, "wait for the other command, or run 'mcs-attest-verifier certs rotate' as the owner of "+
-			"the folder tls/")
-	} else if completed {
-		s.Log.Info("completed the serving certificate of an interrupted command")
-	}
-	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
+	completed, incomplete := (&certfolder.Folder{Dir: c.Data}).Complete()
+	b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key"))
+	switch {
+	case err != nil && incomplete != nil:
+		return nil, hint.New(errors.Join(err, incomplete),
+			"run 'mcs-attest-verifier certs rotate --due', which completes an interrupted command")
+	case err != nil:
 		return nil, certificateHint(err)
+	case incomplete != nil:
+		s.Log.Warn("the serving certificate of an interrupted command is not in use", "error", incomplete)
+	case completed:
+		s.Log.Info("the serving certificate of an interrupted command is in use now")
 	}
 	parseTokens := func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }
 	if b.Tokens, err = reload.New(parseTokens, c.Path("keys", keys.TokenFile)); err != nil {

@@ -277,7 +277,7 @@ func TestStatus_WatchPrintsAgainAfterAChange(t *testing.T) {
 				}
 			}
 			enroll("worker-0")
-			ctx, cancel := context.WithCancel(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			seen, writes := false, 0
 			out := &onWrite{f: func(all string) {

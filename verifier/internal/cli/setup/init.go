@@ -13,6 +13,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,8 +53,9 @@ func initCommand() *cobra.Command {
 Give the file DIR/pointers/POOL.ign to the machines as their user-data, put the full
 config into DIR/configs/POOL.ign, and enroll the machines.
 
-The command overwrites nothing. In an existing folder it only creates keys and
-certificates that are missing, and the files of each pool that --pool adds.`,
+The command overwrites nothing. A folder with a configuration, records or manifests
+exists. There it only creates keys and certificates that are missing, and the files of
+each pool that --pool adds.`,
 		Example: `  mcs-attest-verifier init /var/lib/mcs-attest --origin https://api-int.example.com:22623 --pool worker --pool master`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,8 +75,10 @@ certificates that are missing, and the files of each pool that --pool adds.`,
 	return cmd
 }
 
-// configFile is the name of the configuration.
-const configFile = "mcs-attest.yaml"
+const (
+	configFile    = "mcs-attest.yaml"
+	defaultPolicy = "policies/default.yaml"
+)
 
 // folders is the layout of a verifier's folder; docs/operating.md describes it.
 var folders = []string{"tls", "keys", "machines", "attestations", "policies", "reference-values", "ek-roots", "configs",
@@ -235,11 +240,14 @@ func (w folderWriter) keys(now time.Time) error {
 }
 
 // samples writes what an administrator replaces, and the configuration. In an existing folder it writes only what the
-// flags name: a policy would be in force beside those of the administrator. A folder exists if it has the
-// configuration, which is written last, or records, because the configuration can be elsewhere.
+// flags name: a policy would be in force beside those of the administrator.
 func (w folderWriter) samples(o InitOptions) error {
 	sample := o.Upstream == ""
-	if w.exists(configFile) || w.exists("state/records.db") {
+	existing, err := w.existing()
+	if err != nil {
+		return err
+	}
+	if existing {
 		serves, err := w.servesConfigs()
 		if err != nil && len(o.Pools) > 0 {
 			return err
@@ -252,11 +260,30 @@ func (w folderWriter) samples(o InitOptions) error {
 	if err := w.pools(o, sample); err != nil {
 		return err
 	}
-	if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy),
+	if err := w.write(defaultPolicy, 0o644, []byte(samplePolicy),
 		"policy: an enrolled TPM for every pool"); err != nil {
 		return err
 	}
 	return w.write(configFile, 0o644, configText(o), "configuration")
+}
+
+// existing reports whether an administrator or a verifier uses the folder. It has the configuration, which init writes
+// last, or if that is elsewhere, records or manifests.
+func (w folderWriter) existing() (bool, error) {
+	if w.exists(configFile) || w.exists("state/records.db") {
+		return true, nil
+	}
+	for _, dir := range []string{"policies", "machines", "attestations", "machineconfigs"} {
+		files, err := filepath.Glob(filepath.Join(w.dir, dir, "[^.]*"))
+		if err != nil {
+			return false, err
+		}
+		files = slices.DeleteFunc(files, func(f string) bool { return strings.HasSuffix(f, defaultPolicy) })
+		if len(files) > 0 {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // pools writes the files of each pool. sample is true if the verifier serves the files in configs/.

@@ -66,27 +66,31 @@ func parseContent(m configMap, before contentState, atStart bool) (next contentS
 		trust: map[string]trust.File{}, unread: map[string]bool{},
 	}
 	keep := func(name string) {
-		next.references[name] = before.references[name]
-		next.unread[name] = before.unread[name] || atStart && before.references[name] == nil
+		switch m.sort {
+		case ContentReferences:
+			next.references[name] = before.references[name]
+			next.unread[name] = before.unread[name] ||
+				(atStart || before.unread[""]) && before.references[name] == nil
+		case ContentRoots:
+			next.roots[name] = before.roots[name]
+		default:
+			if good, ok := before.trust[name]; ok && good.Section == trust.Section(m.sort) {
+				next.trust[name] = good
+			}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.data)) {
 		var found []manifest.Problem
 		switch m.sort {
 		case ContentReferences:
 			next.references[name], found = folder.ParseReferences(name, []byte(m.data[name]))
-			if manifest.Failed(found) {
-				keep(name)
-			}
 		case ContentRoots:
 			next.roots[name], found = folder.ParseAnchors(name, []byte(m.data[name]))
-			if manifest.Failed(found) {
-				next.roots[name] = before.roots[name]
-			}
 		default:
 			next.trust[name], found = trust.Parse(trust.Section(m.sort), name, []byte(m.data[name]))
-			if good, ok := before.trust[name]; ok && good.Section == trust.Section(m.sort) && manifest.Failed(found) {
-				next.trust[name] = good
-			}
+		}
+		if manifest.Failed(found) {
+			keep(name)
 		}
 		for _, p := range found {
 			if !p.Warning {
@@ -95,10 +99,9 @@ func parseContent(m configMap, before contentState, atStart bool) (next contentS
 		}
 	}
 	for _, name := range m.binary {
-		if m.sort == ContentReferences {
-			keep(name)
-		}
-		problems = append(problems, manifest.Problem{What: name + " is no text in UTF-8", Want: "save it as UTF-8"})
+		keep(name)
+		problems = append(problems, manifest.Problem{What: name + " is no text",
+			Want: "save certificates as PEM, and other files as UTF-8"})
 	}
 	if m.sort == ContentReferences && len(m.data)+len(m.binary) == 0 {
 		for name := range before.references {

@@ -192,6 +192,7 @@ func TestInventory_ReferenceValuesThatCannotBeReadDoNotFailOpen(t *testing.T) {
 		"no text at the start":   {[]map[string]string{a("\xff")}, 0, true, "a in the ConfigMap refs"},
 		"without a key":          {[]map[string]string{{}}, 0, true, "the ConfigMap refs"},
 		"without a key, twice":   {[]map[string]string{{}, {}}, 0, true, "the ConfigMap refs"},
+		"filled with a mistake":  {[]map[string]string{{}, a("[")}, 0, true, "a in the ConfigMap refs"},
 		"broken twice":           {[]map[string]string{a("["), a("{")}, 0, true, "a in the ConfigMap refs"},
 		"fixed":                  {[]map[string]string{a("["), a(good)}, 1, false, ""},
 		"fixed and broken":       {[]map[string]string{a("["), a(good), a("[")}, 1, true, ""},
