@@ -138,10 +138,12 @@ func (n *Node) Disk() string {
 }
 
 // ReadFile reads a file from the disk of a machine that has ended. It returns "" for a missing
-// file.
+// file. If the power was cut, some changes are only in the journal of the file system.
 func (n *Node) ReadFile(path string) string {
 	n.r.t.Helper()
-	out := n.r.run(n.dir, nil, "debugfs", "-R", "cat "+path, n.Disk())
+	disk := n.Disk()
+	n.r.run(n.dir, nil, "e2fsck", "-p", "-E", "journal_only", disk)
+	out := n.r.run(n.dir, nil, "debugfs", "-R", "cat "+path, disk)
 	lines := strings.SplitAfter(out, "\n")
 	kept := lines[:0]
 	for _, l := range lines {

@@ -126,6 +126,7 @@ var tools = map[string]string{
 	"busybox":            "busybox-static",
 	"mkfs.ext4":          "e2fsprogs",
 	"debugfs":            "e2fsprogs",
+	"e2fsck":             "e2fsprogs",
 	"sfdisk":             "fdisk",
 	"ostree":             "ostree",
 	"mkfs.vfat":          "dosfstools",
