@@ -39,8 +39,8 @@ func (a *agent) openDevice() (transport.TPMCloser, error) {
 	a.hasTPM = a.hasTPM || !absent || paths.Exists(a.paths.Own(tpmFile)) ||
 		paths.Exists(filepath.Join(a.paths.FirstBoot, tpmFile))
 	if absent && a.hasTPM {
-		return nil, hinted{fmt.Errorf("%w: %w", tpmdev.ErrFailed, err), "turn the machine's power off and on. If you removed " +
-			"the TPM, delete " + filepath.Join(a.paths.FirstBoot, tpmFile)}
+		return nil, hinted{fmt.Errorf("%w: %w", tpmdev.ErrFailed, err), "turn the machine's power off and on. " +
+			"If you removed the TPM, delete " + filepath.Join(a.paths.FirstBoot, tpmFile)}
 	}
 	return device, err
 }

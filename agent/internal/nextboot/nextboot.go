@@ -204,12 +204,12 @@ func (b Boot) Clear() error {
 	return remove(b.Marker)
 }
 
-// write writes a file with mode 0600, durably.
-// WriteFile writes a file, and makes it and its name durable.
+// WriteFile writes a file with mode 0600, and makes it and its name durable.
 func WriteFile(path string, content []byte) error {
 	return errors.Join(write(path, content), sync(filepath.Dir(path)))
 }
 
+// write writes a file with mode 0600, durably.
 func write(path string, content []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
