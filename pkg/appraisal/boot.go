@@ -82,8 +82,8 @@ func (a *appraisal) boot() error {
 		a.warnings = append(a.warnings, err.Error())
 		return nil
 	}
-	// The document that was not read may be the one of this boot, or one that denies it.
-	depends := err == nil && a.Policy.Profile.NeedsEventLog() && !warns ||
+	// The document that was not read may be the one of this boot, or one that denies a boot without a document.
+	depends := err == nil && a.Policy.Profile.NeedsEventLog() && result.Image == "" && !warns ||
 		err != nil && reason.From(err).Code == reason.MeasuredBoot
 	if unread := a.Policy.UnreadReferences; depends && unread != "" && len(a.Policy.ReferenceValues) == 0 {
 		return reason.Deny(reason.ReferenceValuesMissing, "%s cannot be read, and policy %s selects all documents", unread,

@@ -109,31 +109,34 @@ func TestBoot_IdentityOnly(t *testing.T) {
 }
 
 // A file of reference values that could not be read since the start may have the document of this boot, or one that
-// denies it.
+// denies a boot without a document.
 func TestBoot_WaitsForReferenceValuesThatWereNotRead(t *testing.T) {
-	uki := []measuredboot.ReferenceValues{references(t, "uki")}
-	none := references(t, "none")
-	none.PCR11, none.Sections = nil, nil
+	const grub, image = eventlogtest.ShimGRUB, eventlogtest.SecureBootUKI
+	uki, wrong := []measuredboot.ReferenceValues{references(t, "uki")}, []measuredboot.ReferenceValues{references(t, "none")}
+	wrong[0].PCR11, wrong[0].Sections = nil, nil
 	for name, c := range map[string]struct {
+		capture string
 		refs    []measuredboot.ReferenceValues
 		names   []string
 		profile measuredboot.Profile
 		action  v1alpha1.ProfileAction
 		want    reason.Code // 0: accepted
 	}{
-		"all documents":         {uki, nil, measuredboot.SecureBoot, "", reason.ReferenceValuesMissing},
-		"only its own":          {uki, []string{"uki"}, measuredboot.SecureBoot, "", 0},
-		"where a boot may warn": {uki, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, 0},
-		"no document of a UKI":  {nil, nil, measuredboot.IdentityOnly, "", reason.ReferenceValuesMissing},
-		"no document, may warn": {nil, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, reason.ReferenceValuesMissing},
-		"the identity of a UKI": {uki, nil, measuredboot.IdentityOnly, "", 0},
-		"only another document": {[]measuredboot.ReferenceValues{none}, []string{"none"}, measuredboot.SecureBoot, "",
-			reason.MeasuredBoot},
+		"GRUB":              {grub, nil, nil, measuredboot.SecureBoot, "", reason.ReferenceValuesMissing},
+		"GRUB, may warn":    {grub, nil, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, 0},
+		"GRUB, identity":    {grub, nil, nil, measuredboot.IdentityOnly, "", 0},
+		"a UKI":             {image, nil, nil, measuredboot.SecureBoot, "", reason.ReferenceValuesMissing},
+		"a UKI, may warn":   {image, nil, nil, measuredboot.SecureBoot, v1alpha1.ProfileWarn, reason.ReferenceValuesMissing},
+		"a UKI, identity":   {image, nil, nil, measuredboot.IdentityOnly, "", reason.ReferenceValuesMissing},
+		"its document":      {image, uki, nil, measuredboot.SecureBoot, "", 0},
+		"its named one":     {image, uki, []string{"uki"}, measuredboot.SecureBoot, "", 0},
+		"the wrong one":     {image, wrong, nil, measuredboot.SecureBoot, "", reason.ReferenceValuesMissing},
+		"a wrong named one": {image, wrong, []string{"none"}, measuredboot.SecureBoot, "", reason.MeasuredBoot},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTPMTrial(t)
 			tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) { in.Policy.UnreadReferences = "new.yaml" }
-			tr.boots(t, eventlogtest.SecureBootUKI)
+			tr.boots(t, c.capture)
 			tr.refs = c.refs
 			tr.spec.TPM2.ReferenceValues, tr.spec.TPM2.Profile = c.names, string(c.profile)
 			tr.spec.TPM2.ProfileAction = c.action
