@@ -112,7 +112,8 @@ func TestBoot_IdentityOnly(t *testing.T) {
 // denies a boot without a document.
 func TestBoot_WaitsForReferenceValuesThatWereNotRead(t *testing.T) {
 	const grub, image = eventlogtest.ShimGRUB, eventlogtest.SecureBootUKI
-	uki, wrong := []measuredboot.ReferenceValues{references(t, "uki")}, []measuredboot.ReferenceValues{references(t, "none")}
+	uki := []measuredboot.ReferenceValues{references(t, "uki")}
+	wrong := []measuredboot.ReferenceValues{references(t, "none")}
 	wrong[0].PCR11, wrong[0].Sections = nil, nil
 	for name, c := range map[string]struct {
 		capture string
