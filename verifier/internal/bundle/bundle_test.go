@@ -209,6 +209,21 @@ func TestAttack_T46_TextThatRepeatsANameIsSearchedOnce(t *testing.T) {
 	}
 }
 
+// A caller without proof can write lines into the log that expand to much more. What is behind the bound is removed,
+// because it was not searched.
+func TestAttack_T46_ArchivesExpandToABound(t *testing.T) {
+	const each, all = 256 << 10, 8 << 20
+	archive := compressed(strings.Repeat("nothing. ", each/9+1))
+	text := []byte(strings.Repeat(archive+"\n\n", 3*all/each))
+	scrubbed, found := bundle.NewScrubber().Scrub(text)
+	if n := bytes.Count(scrubbed, []byte(archive[:40])); n != all/each {
+		t.Errorf("%d archives were kept, want %d", n, all/each)
+	}
+	if n := found["encoded secret"]; n != 2*all/each {
+		t.Errorf("%d archives were removed, want %d", n, 2*all/each)
+	}
+}
+
 func TestListOfContents_NamesWhatIsMissing(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	var out bytes.Buffer

@@ -134,12 +134,16 @@ var tokenID = regexp.MustCompile(`^[0-9a-f]{24}$`)
 // maxDepth is how often base64 may be within base64.
 const maxDepth = 2
 
+// maxExpanded bounds the bytes of all archives of one text. What is behind them is
+// removed unread: a machine can make a log line of 400 bytes that expands to 256 KiB.
+const maxExpanded = 8 << 20
+
 const mark = "[redacted"
 
 // Scrub returns the text without secrets, and how many of which kind were in it.
 func (s *Scrubber) Scrub(text []byte) ([]byte, map[string]int) {
-	found := map[string]int{}
-	return s.scrub(text, found, maxDepth), found
+	found, expand := map[string]int{}, maxExpanded
+	return s.scrub(text, found, &expand, maxDepth), found
 }
 
 // Leaks names what in a text is a secret; nothing in one that was scrubbed.
@@ -148,7 +152,7 @@ func (s *Scrubber) Leaks(text []byte) []string {
 	return kinds(found)
 }
 
-func (s *Scrubber) scrub(text []byte, found map[string]int, depth int) []byte {
+func (s *Scrubber) scrub(text []byte, found map[string]int, expand *int, depth int) []byte {
 	for _, k := range s.known {
 		if n := bytes.Count(text, k); n > 0 {
 			found["known secret"] += n
@@ -170,14 +174,14 @@ func (s *Scrubber) scrub(text []byte, found map[string]int, depth int) []byte {
 	if depth == 0 {
 		return text
 	}
-	return s.scrubEncoded(text, found, depth)
+	return s.scrubEncoded(text, found, expand, depth)
 }
 
 // minRun is how long a run of base64 must be to be looked into.
 const minRun = 16
 
 // scrubEncoded takes out what holds a secret once decoded.
-func (s *Scrubber) scrubEncoded(text []byte, found map[string]int, depth int) []byte {
+func (s *Scrubber) scrubEncoded(text []byte, found map[string]int, expand *int, depth int) []byte {
 	var out []byte
 	last := 0
 	for i := 0; i < len(text); {
@@ -189,7 +193,7 @@ func (s *Scrubber) scrubEncoded(text []byte, found map[string]int, depth int) []
 			continue
 		}
 		// A hash, a UID or a number is no base64 of a text.
-		if len(joined) < minRun || digest || !s.encoded(joined, depth) {
+		if len(joined) < minRun || digest || !s.encoded(joined, expand, depth) {
 			continue
 		}
 		for i < len(text) && text[i] == '=' {
@@ -373,8 +377,9 @@ func valueLength(rest []byte, quote string) int {
 
 var unURL = strings.NewReplacer("-", "+", "_", "/")
 
-// encoded reports whether a run of base64 holds a secret.
-func (s *Scrubber) encoded(m []byte, depth int) bool {
+// encoded reports whether a run of base64 holds a secret, or an archive for which
+// nothing of expand is left.
+func (s *Scrubber) encoded(m []byte, expand *int, depth int) bool {
 	text := unURL.Replace(string(m))
 	// A path in front of it would shift it.
 	for skip := range min(4, len(text)) {
@@ -388,13 +393,17 @@ func (s *Scrubber) encoded(m []byte, depth int) bool {
 		}
 		inner := depth - 1
 		if bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) {
+			if *expand <= 0 {
+				return true
+			}
 			raw, inner = gunzip(raw), 0 // does not expand nested archives
+			*expand -= len(raw)
 		}
 		if !readable(raw) && !slices.ContainsFunc(s.known, func(k []byte) bool { return bytes.Contains(raw, k) }) {
 			continue
 		}
 		found := map[string]int{}
-		if s.scrub(raw, found, inner); len(found) > 0 {
+		if s.scrub(raw, found, expand, inner); len(found) > 0 {
 			return true
 		}
 	}
