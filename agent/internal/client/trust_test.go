@@ -4,7 +4,11 @@ package client_test
 
 import (
 	"crypto/x509"
+	"encoding/pem"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -89,5 +93,43 @@ func TestAttack_T53_OnlyTheTimeIsIgnored(t *testing.T) {
 	never.Start(t)
 	if err := connect(t, never, never); err == nil {
 		t.Error("a certificate that is never valid was accepted")
+	}
+}
+
+// An authority of the system is not one of the cluster: its certificate for the verifier's name is refused. crypto/x509
+// reads the system's authorities once, so the test runs in a process of its own.
+func TestAttack_T53_AuthoritiesOfTheSystemAreNotTrusted(t *testing.T) {
+	if os.Getenv("TEST_CHILD") == "" {
+		cmd := exec.Command(os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "TEST_CHILD=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Fatalf("error %v; output:\n%s", err, out)
+		}
+		return
+	}
+	cluster, public := &verifiertest.Verifier{}, &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {
+		leaf.NotBefore, leaf.NotAfter = year(2024), time.Now().Add(time.Hour) // valid at the time of the first attempt
+	}}
+	public.Start(t)
+	cluster.Start(t)
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: public.Authority.Raw})
+	if err := os.WriteFile(roots, block, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", roots)
+	res, err := client.PublicClient().Get(public.Origin)
+	if err != nil {
+		t.Fatalf("valid case: %v", err)
+	}
+	_ = res.Body.Close()
+	for name, trust := range map[string][]*x509.Certificate{"the cluster's": {cluster.Authority}, "none": nil} {
+		d := client.NewDialer(trust)
+		if s, err := client.Connect(t.Context(), d, public.Origin); err == nil {
+			s.Close()
+			t.Errorf("authorities: %s. The agent trusts a server of another authority", name)
+		} else if !strings.Contains(err.Error(), "unknown authority") {
+			t.Errorf("authorities: %s. Error %v", name, err)
+		}
 	}
 }
