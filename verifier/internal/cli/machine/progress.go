@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 )
 
@@ -37,6 +38,8 @@ type progress struct {
 	Attention []progressLine `json:"attention"`
 	Latest    []progressLine `json:"latest"`
 	Verifier  []string       `json:"verifier,omitempty"`
+	// Problems are the errors in files or objects.
+	Problems []string `json:"problems,omitempty"`
 }
 
 type progressLine struct {
@@ -49,6 +52,7 @@ type progressLine struct {
 const (
 	phaseWaiting  = "Waiting"
 	progressLines = 12
+	problemLines  = 3
 	screenWidth   = 80
 )
 
@@ -60,6 +64,9 @@ func newProgress(s *admin.State) *progress {
 	p := &progress{
 		Time: s.Time, Machines: len(s.Machines), Phases: map[string]int{}, Pending: len(s.Pending), Verifier: health(s),
 		Attention: []progressLine{}, Latest: []progressLine{},
+	}
+	for _, problem := range s.Problems {
+		p.Problems = append(p.Problems, audit.Clean(problem))
 	}
 	for _, phase := range progressPhases {
 		p.Phases[phase] = 0
@@ -157,6 +164,12 @@ func (p *progress) lines() []string {
 		out = append(out, strings.Join(trouble, "   "))
 	}
 	out = append(out, p.Verifier...)
+	for _, problem := range p.Problems[:min(len(p.Problems), problemLines)] {
+		out = append(out, "problem: "+problem)
+	}
+	if more := len(p.Problems) - problemLines; more > 0 {
+		out = append(out, fmt.Sprintf("(%d more problems: 'status' without --watch shows them)", more))
+	}
 	for _, group := range []struct {
 		title string
 		lines []progressLine

@@ -39,8 +39,9 @@ and the last rehearsal.
 For a folder, the command asks the running verifier; if none runs, it reads the files
 and the records. For a cluster, it reads the objects.
 
---watch shows the progress of a scale-up: the number of machines in each phase, and
-first the machines that need an administrator. With -o json each update is one line.`,
+--watch shows the progress of a scale-up: the number of machines in each phase, the
+errors in files or objects, and first the machines that need an administrator. With
+-o json each update is one line.`,
 		Example: e.Examples(`  PROGRAM status
   PROGRAM status -o wide
   PROGRAM status --watch
