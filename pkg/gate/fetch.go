@@ -68,8 +68,11 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout)
 	defer cancel()
 	needed := []chan struct{}{g.slots}
-	if !r.proven() {
-		needed = []chan struct{}{g.strangers, g.slots}
+	switch {
+	case !r.proven():
+		needed = []chan struct{}{g.strangers, g.unattested, g.slots}
+	case r.claims == nil:
+		needed = []chan struct{}{g.unattested, g.slots}
 	}
 	for _, slots := range needed {
 		select {

@@ -113,9 +113,9 @@ type Config struct {
 	Healthy func() bool
 	// Admit limits the request rate of a source. If it is nil, the gate admits every request.
 	Admit func(*http.Request) error
-	// AdmitToken decides about a request that Admit rejected but that has a valid
-	// token, so that other clients with the same address do not lock out a machine. If
-	// it is nil, the gate admits such requests.
+	// AdmitToken limits the request rate of a valid token. It also decides about a request
+	// that Admit rejected, so that other clients with the same address do not lock out a
+	// machine. If it is nil, the gate admits such requests.
 	AdmitToken func(*http.Request, token.Claims) error
 	// Observe is called for each response.
 	Observe func(*http.Request, Decision)
@@ -135,8 +135,8 @@ type Config struct {
 	// 9 s.
 	AnswerTimeout time.Duration
 	// Concurrent limits how many upstream responses are read at the same time. A response that
-	// is being sent does not count. Requests without a valid token have at most half of them.
-	// Default 32.
+	// is being sent does not count. Requests that proved nothing have at most half of them,
+	// and three quarters together with those that only have the provisioning token. Default 32.
 	Concurrent int
 	// MaxConfig limits the upstream's response in bytes. Default 16 MiB.
 	MaxConfig int
@@ -152,7 +152,7 @@ func New(c Config) http.Handler {
 		c.CorrelationID = func() string { return "" }
 	}
 	return &gate{Config: c, slots: make(chan struct{}, c.Concurrent),
-		strangers: make(chan struct{}, max(c.Concurrent/2, 1))}
+		unattested: make(chan struct{}, max(3*c.Concurrent/4, 1)), strangers: make(chan struct{}, max(c.Concurrent/2, 1))}
 }
 
 type gate struct {
@@ -160,9 +160,10 @@ type gate struct {
 	known digests
 	cache cache
 	slots chan struct{}
-	// strangers has the slots of the requests that proved nothing, which are at most half of all.
-	strangers chan struct{}
-	health    health
+	// unattested has the slots of the requests without a valid token, and strangers those of
+	// them that have no provisioning token either.
+	unattested, strangers chan struct{}
+	health                health
 }
 
 // health caches the result of Healthy.
@@ -230,6 +231,7 @@ type request struct {
 	// redemption counts a use of the token; set after the token was checked.
 	redemption Redemption
 	presented  presentedTokens
+	admitted   bool // by the rate limit of its token
 	decision   Decision
 	began      time.Time
 }
@@ -395,7 +397,18 @@ func (g *gate) attested(r *request) bool {
 		return false
 	}
 	claims, err := g.Tokens.Verify(g.Now(), r.presented.bearer)
-	return err == nil && (g.AdmitToken == nil || g.AdmitToken(r.Request, claims) == nil)
+	return err == nil && g.admit(r, claims) == nil
+}
+
+// admit counts the request for the rate limit of its token, once. The Machine Config
+// Server renders a few configs per second, and HEAD takes no use of a token.
+func (g *gate) admit(r *request, claims token.Claims) error {
+	if r.admitted || g.AdmitToken == nil {
+		return nil
+	}
+	err := g.AdmitToken(r.Request, claims)
+	r.admitted = err == nil
+	return err
 }
 
 // authorize checks the token of the request.
@@ -414,6 +427,9 @@ func (g *gate) authorize(r *request) error {
 		return err
 	}
 	r.claims = &claims
+	if err := g.admit(r, claims); err != nil {
+		return err
+	}
 	if claims.Pool != r.pool {
 		return reason.Deny(reason.TokenPool, "the token is for pool %s, the request for pool %s", claims.Pool, r.pool)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -607,6 +608,75 @@ func TestAttack_T61_ClientsWithoutATokenLeaveSlotsToProvenMachines(t *testing.T)
 			t.Errorf("after the flood: status %d", rec.Code)
 		}
 	})
+}
+
+// The provisioning token, which many machines have, does not take the slots of attested ones.
+func TestAttack_T61_TheProvisioningTokenLeavesSlotsToAttestedMachines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture()
+		f.Concurrent, f.UpstreamTimeout = 4, 50*time.Millisecond
+		f.Observe, f.Requested = nil, nil
+		f.Policy = func(pool string) (PoolPolicy, error) { return PoolPolicy{ProvisioningToken: pool == "shared"}, nil }
+		view := shared(t)
+		f.Provisioning.View = func() provisioning.View { return view }
+		entered, leave := make(chan struct{}, 8), make(chan struct{})
+		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/shared") {
+				entered <- struct{}{}
+				<-leave
+			}
+			serve(config34).ServeHTTP(w, r)
+		})
+		g := New(f.Config)
+		var flood sync.WaitGroup
+		for range 8 {
+			flood.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/shared", current)) })
+		}
+		for range 3 {
+			<-entered
+		}
+		rec := httptest.NewRecorder()
+		if g.ServeHTTP(rec, get("/config/worker", good)); rec.Code != http.StatusOK {
+			t.Errorf("an attested machine during the flood: status %d", rec.Code)
+		}
+		close(leave)
+		flood.Wait()
+	})
+}
+
+// HEAD takes no use of a token, and another Accept is not in the cache. So one token could have all responses of a
+// Machine Config Server that renders eight configs per second.
+func TestAttack_T61_EachTokenHasItsOwnRateLimit(t *testing.T) {
+	f := newFixture()
+	asked, left := 0, 2
+	f.Tokens = fakeTokens{verify: func([]byte) (token.Claims, error) { return token.Claims{Pool: "worker"}, nil }}
+	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		serve(config34).ServeHTTP(w, r)
+	})
+	f.AdmitToken = func(*http.Request, token.Claims) error {
+		if left--; left < 0 {
+			return reason.Deny(reason.RateLimited, "too often")
+		}
+		return nil
+	}
+	for i, want := range []int{200, 200, 503, 503} {
+		r := get("/config/worker", attested)
+		r.Method = http.MethodHead
+		r.Header.Set("Accept", fmt.Sprintf("%s, x/%d;q=0.01", ignition34, i))
+		if res := f.do(t, r); res.StatusCode != want {
+			t.Errorf("request %d: status %d, want %d", i, res.StatusCode, want)
+		}
+	}
+	if asked != 2 || f.redeem.checks != 2 {
+		t.Errorf("the upstream was asked %d times, the record %d times; want 2", asked, f.redeem.checks)
+	}
+	// A request over the source's limit counts once.
+	f.Admit = func(*http.Request) error { return reason.Deny(reason.RateLimited, "too often") }
+	left = 1
+	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 200 || left != 0 {
+		t.Errorf("status %d, %d left", res.StatusCode, left)
+	}
 }
 
 func TestConfig_CountsNoUseForADisconnectedClient(t *testing.T) {

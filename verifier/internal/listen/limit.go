@@ -44,9 +44,10 @@ const (
 //
 // Within a class, it starts with the sources with the most connections, then with the oldest
 // connection. At most half of total have sent no request, since those need the most memory. A
-// connection with an active request stays open, and so does one whose client has proven something. If
-// only those are left, a source with far fewer connections than another replaces an unproven one of
-// that source. Otherwise the new connection is closed. Both the agent and Ignition retry.
+// connection with an active request stays open, and so does one whose client has attested and will ask
+// for its certificate. If only those are left, a source with far fewer connections than another replaces
+// one of that source: one that has not attested, or else one that has been idle for long. Otherwise the
+// new connection is closed. Both the agent and Ignition retry.
 //
 // keep, if not nil, reports for which peers an idle connection may stay open for long. These are front
 // ends that many clients share.
@@ -151,8 +152,8 @@ func (l *Limited) victims(now time.Time, classes ...int) []*conn {
 	return victims
 }
 
-// unfair returns the oldest unproven connection of the source with the most connections, if the new
-// source has at most a quarter of that number.
+// unfair returns a connection of the source with the most connections, if the new source has at most a
+// quarter of that number. It is the oldest unproven one, or else the proven one that is idle for longest.
 func (l *Limited) unfair(arrives netip.Addr) (victims []*conn) {
 	var greedy netip.Addr
 	for source, n := range l.bySource {
@@ -163,20 +164,29 @@ func (l *Limited) unfair(arrives netip.Addr) (victims []*conn) {
 	if 4*(l.bySource[arrives]+1) > l.bySource[greedy] {
 		return nil
 	}
-	var oldest *conn
-	var began time.Time
+	var oldest, idle *conn
+	var began, idleSince time.Time
+	now := time.Now()
 	for c := range l.open {
 		if c.source != greedy {
 			continue
 		}
 		c.mu.Lock()
-		if !c.proven && !c.shared && (oldest == nil || c.since.Before(began)) {
-			oldest, began = c, c.since
+		switch {
+		case c.shared:
+		case !c.proven:
+			if oldest == nil || c.since.Before(began) {
+				oldest, began = c, c.since
+			}
+		case c.state == waiting && now.Sub(c.since) > long:
+			if idle == nil || c.since.Before(idleSince) {
+				idle, idleSince = c, c.since
+			}
 		}
 		c.mu.Unlock()
 	}
-	if oldest != nil {
-		victims = append(victims, oldest)
+	if victim := cmp.Or(oldest, idle); victim != nil {
+		victims = append(victims, victim)
 	}
 	return victims
 }

@@ -62,7 +62,8 @@ func (c *Connection) Challenged(owed time.Duration) {
 // Answered records that the answer to the challenge was received.
 func (c *Connection) Answered() { c.note(func(own *conn) { own.owing = time.Time{} }) }
 
-// Proven records that the client has proven something, so that the connection stays open.
+// Proven records that the client has attested and will ask for its certificate here, so that the connection
+// stays open.
 func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }
 
 // reading records whether a handler is reading a body.

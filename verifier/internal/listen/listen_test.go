@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -156,6 +157,48 @@ func TestAttack_T61_UnprovenConnectionsAreClosedFirst(t *testing.T) {
 		t.Fatal("a young connection did not give way:", err)
 	}
 	want("and the young one, where no other is left", 1, 2, 3, 4, 7, 8)
+}
+
+// A machine that attests again and again, and keeps each connection open.
+func TestAttack_T61_ProvenConnectionsOfOneSourceGiveWayToOthers(t *testing.T) {
+	const total, clients = 64, 100
+	q := &queue{}
+	l := Limit(q, total, nil)
+	admit := func(from string) *conn {
+		q.from = append(q.from, from)
+		c, err := l.Accept()
+		if err != nil {
+			return nil
+		}
+		return c.(*conn)
+	}
+	var held []*conn
+	for i := range total {
+		c := admit(fmt.Sprintf("192.0.2.1:%d", i+1))
+		c.enter(busy)
+		c.enter(waiting)
+		c.Connection.conn = c
+		c.Proven()
+		held = append(held, c)
+	}
+	if c := admit("198.51.100.1:1"); c != nil {
+		t.Fatal("a proven connection that was just used was closed")
+	}
+	for _, c := range held {
+		c.since = c.since.Add(-2 * long)
+	}
+	held[0].enter(busy)
+	for i := range clients {
+		if c := admit(fmt.Sprintf("198.51.100.%d:1", i+1)); c == nil {
+			t.Fatalf("client %d of %d found no place", i, clients)
+		}
+	}
+	if *q.shut[0] {
+		t.Error("a proven connection with an active request was closed")
+	}
+	if n := l.bySource[netip.MustParseAddr("192.0.2.1")]; n == 0 {
+		t.Error("the source has no connection left")
+	}
 }
 
 func TestAttack_T51_TheSourceWithTheMostConnectionsIsClosedFirst(t *testing.T) {

@@ -63,7 +63,7 @@ var methods = map[string]*method{
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
 			c.conn.Answered()
 			res, err := s.attest(ctx, c, req.(*mcsattestv1.AttestRequest))
-			if err == nil {
+			if res.GetCertifyTicket() != "" {
 				c.conn.Proven()
 			}
 			return orNil(res, err)
