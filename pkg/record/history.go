@@ -28,13 +28,24 @@ func attestedBy(a Attestation) string {
 	return "by " + strings.Join(words, " and ")
 }
 
-// note adds an entry to the history, and deletes the oldest beyond the limit.
+// note adds an entry to the history, and deletes the oldest beyond the limit. A denial replaces a denial: a machine
+// can cause many, and the other entries may be the traces of a theft.
 func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, correlationID, message string) {
 	s.History = append(s.History, v1alpha1.HistoryEntry{
 		Time: metav1.NewTime(now), Event: event, Reason: code, CorrelationID: correlationID, Message: message,
 	})
-	s.History = slices.Delete(s.History, 0, max(0, len(s.History)-v1alpha1.MaxHistory))
+	for len(s.History) > v1alpha1.MaxHistory {
+		oldest := -1
+		if event == denied {
+			before := s.History[:len(s.History)-1]
+			oldest = slices.IndexFunc(before, func(h v1alpha1.HistoryEntry) bool { return h.Event == denied })
+		}
+		oldest = max(oldest, 0)
+		s.History = slices.Delete(s.History, oldest, oldest+1)
+	}
 }
+
+const denied = "Denied"
 
 func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string, status metav1.ConditionStatus, code,
 	message string) {

@@ -3,6 +3,7 @@
 package record_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,3 +100,37 @@ func TestDenied_Limits(t *testing.T) {
 		t.Error("no entry after the minute")
 	}
 }
+
+// A joined node can cause denials for many reasons. They do not replace the other entries, and alternating reasons are
+// not an entry each.
+func TestAttack_T61_DenialsKeepTheHistory(t *testing.T) {
+	m := honest(t).Machine
+	r := joined(t)
+	for i, code := range []reason.Code{reason.EvidenceUnacceptable, reason.PCRCapped, reason.EvidenceUnacceptable} {
+		next := record.Denied(r, m, reason.From(reason.Deny(code, "x")), "c", start.Add(time.Duration(i)*time.Second))
+		if known := i == 2; known != (next == nil) {
+			t.Errorf("denial %d: entry %v", i, next != nil)
+		}
+		if next != nil {
+			r = next
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(r.Status.History), isDenied)
+	for i := range 3 * v1alpha1.MaxHistory {
+		r = record.Denied(r, m, reason.From(reason.Deny(reason.PCRCapped, "x")), "c", start.Add(time.Duration(i+2)*time.Minute))
+		if n := len(r.Status.History); n > v1alpha1.MaxHistory || !isDenied(r.Status.History[n-1]) {
+			t.Fatalf("%d entries, the last is %+v", n, r.Status.History[n-1])
+		}
+	}
+	if got := slices.DeleteFunc(slices.Clone(r.Status.History), isDenied); !slices.Equal(got, others) || len(got) == 0 {
+		t.Errorf("other entries: %+v, want %+v", got, others)
+	}
+	// In a history without denials, the first one replaces the oldest entry.
+	r.Status.History = slices.Repeat([]v1alpha1.HistoryEntry{{Event: "Attested"}}, v1alpha1.MaxHistory)
+	r = record.Denied(r, m, reason.From(reason.Deny(reason.PCRCapped, "x")), "c", start)
+	if n := len(r.Status.History); n != v1alpha1.MaxHistory || !isDenied(r.Status.History[n-1]) {
+		t.Errorf("%d entries, the last is %+v", n, r.Status.History[n-1])
+	}
+}
+
+func isDenied(h v1alpha1.HistoryEntry) bool { return h.Event == "Denied" }

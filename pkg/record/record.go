@@ -151,13 +151,17 @@ func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Deni
 	if s.Phase == "" || s.Phase == v1alpha1.PhasePending {
 		s.Phase = v1alpha1.PhaseDenied
 	}
-	// Repeated denials for the same reason are one entry per minute.
-	if n := len(s.History); n > 0 && s.History[n-1].Reason == d.Code.String() &&
-		now.Sub(s.History[n-1].Time.Time) < time.Minute {
-		return nil
+	// Repeated denials for the same reason are one entry per minute, also if others are between them.
+	for _, h := range slices.Backward(s.History) {
+		if h.Event != denied || now.Sub(h.Time.Time) >= time.Minute {
+			break
+		}
+		if h.Reason == d.Code.String() {
+			return nil
+		}
 	}
 	text := truncate(strings.TrimPrefix(d.Error(), d.Code.String()+": "))
-	note(s, now, "Denied", d.Code.String(), correlationID, text)
+	note(s, now, denied, d.Code.String(), correlationID, text)
 	if s.Phase == v1alpha1.PhaseDenied {
 		condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionFalse, d.Code.String(), text)
 	}

@@ -192,7 +192,8 @@ func (r *Reviews) note(key tokenKey, status int, err error) {
 
 // review requests the reviews. An error means that there is no decision; the status is then 503.
 func (r *Reviews) review(ctx context.Context, token, path string) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, reviewTime)
+	// A client that disconnects does not make the review fail, which would count as an outage of the API.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTime)
 	defer cancel()
 	who, err := r.Client.AuthenticationV1().TokenReviews().Create(ctx, &authentication.TokenReview{
 		Spec: authentication.TokenReviewSpec{Token: token},

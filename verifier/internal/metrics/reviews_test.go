@@ -3,6 +3,8 @@
 package metrics
 
 import (
+	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -13,9 +15,53 @@ import (
 	authentication "k8s.io/api/authentication/v1"
 	authorization "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 )
+
+// A client that disconnects during the review is no outage of the API. Otherwise it could read for an hour with a token
+// that was revoked, by half of a TCP connection.
+func TestReviews_ADisconnectedClientIsNoOutage(t *testing.T) {
+	revoked := false
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var status any = authorization.SubjectAccessReviewStatus{Allowed: true}
+		if strings.HasSuffix(r.URL.Path, "/tokenreviews") {
+			status = authentication.TokenReviewStatus{Authenticated: !revoked}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{"status": status})
+	}))
+	defer srv.Close()
+	api, err := kubernetes.NewForConfig(&rest.Config{Host: srv.URL,
+		ContentConfig: rest.ContentConfig{AcceptContentTypes: "application/json", ContentType: "application/json"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	reviews := &Reviews{Client: api, Now: func() time.Time { return now }, Log: slog.New(slog.DiscardHandler)}
+	page := reviews.Protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for _, c := range []struct {
+		name    string
+		revoked bool
+		after   time.Duration
+		want    int
+	}{
+		{"first", false, 0, http.StatusOK},
+		{"later", false, 2 * time.Minute, http.StatusOK},
+		{"revoked", true, 2 * time.Minute, http.StatusUnauthorized},
+	} {
+		revoked, now = c.revoked, now.Add(c.after)
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil)
+		r.Header.Set("Authorization", "Bearer token")
+		if page.ServeHTTP(w, r); w.Code != c.want {
+			t.Errorf("%s: status %d, want %d", c.name, w.Code, c.want)
+		}
+	}
+}
 
 // The account "reader" may get the page, and "prometheus" the metrics. A token is an account's name.
 func TestReviews_AcceptAPasswordForThePageOnly(t *testing.T) {

@@ -184,6 +184,7 @@ func (r *Rehearsals) Challenge(ctx context.Context, c *Call,
 	sealed := seal.Rehearsal{MachineUID: m.UID, TicketSHA256: ticket, AgentVersion: version}
 	res, err := r.challenge(c, req, sealed)
 	if err != nil {
+		c.Yield()
 		err = r.Confirm(ctx, c.Now, m, err)
 	}
 	switch {
@@ -279,6 +280,7 @@ func (r *Rehearsals) Rehearse(ctx context.Context, c *Call,
 		AgentVersion: challenge.AgentVersion}
 	result.Verdict, err = r.appraise(ctx, c, challenge.Challenge, ev)
 	if err != nil {
+		c.Yield()
 		if err = r.Confirm(ctx, c.Now, m, err); !conclusive(err) {
 			return nil, err
 		}

@@ -8,12 +8,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -72,6 +74,7 @@ func newAttesting(t *testing.T, required evidence.Kind) *attesting {
 		SealKeys: func() seal.Ring { return keys }, Origins: func(string) bool { return true },
 		Audit: audit.New(slog.New(slog.DiscardHandler)), Now: func() time.Time { return now },
 	}
+	x.Handler()
 	return x
 }
 
@@ -119,11 +122,55 @@ func TestAttack_T05_ACopyWithoutAKeyLeavesNoTrace(t *testing.T) {
 			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
 		}
 		c, err := x.attest(t)
-		if code := reason.From(err).Code; code != reason.EvidenceMissing {
+		explained := strings.Contains(err.Error(), "attested no key")
+		if code := reason.From(err).Code; code != reason.EvidenceMissing || explained != bound {
 			t.Errorf("%s: %v", name, err)
 		}
 		if c.proven != bound || records.n != map[bool]int{true: 1}[bound] {
 			t.Errorf("%s: proven %v, %d writes", name, c.proven, records.n)
+		}
+	}
+}
+
+// joinedInstance is a Machine that joined.
+type joinedInstance struct{ everyInstance }
+
+func (joinedInstance) Match(machine.Identity, machine.Rules) (*machine.Machine, error) {
+	return nil, reason.Deny(reason.MachineJoined, "joined")
+}
+
+func (joinedInstance) Named(machine.Identity, machine.Rules) *machine.Machine {
+	return &machine.Machine{Namespace: "ns", Name: "m", UID: "u"}
+}
+
+// A node that joined can attest again and again, each time on a new connection, so that no limit of its address counts.
+// Each denial reads the Machine and its record.
+func TestAttack_T61_DenialsOfOneMachineAreLimited(t *testing.T) {
+	for _, bound := range []bool{true, false} {
+		records, reads := &noted{}, 0
+		x := newAttesting(t, evidence.AWSIID)
+		policies := x.View().Policies
+		x.View = func() *view.View {
+			return &view.View{Complete: true, Policies: policies, Machines: joinedInstance{}, Trust: &trust.Trust{}}
+		}
+		x.Records, x.Confirm = records, func(context.Context, *machine.Machine) error { reads++; return nil }
+		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
+		x.request.Cloud = []*mcsattestv1.CloudEvidence{
+			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+		}
+		const calls, allowed = 50, 10
+		for i := range calls {
+			c, err := x.attest(t)
+			want := reason.MachineJoined
+			if i >= allowed {
+				want = reason.RateLimited
+			}
+			if code := reason.From(err).Code; code != want || c.proven != (bound && i < allowed) {
+				t.Fatalf("bound %v, call %d: proven %v, %v", bound, i, c.proven, err)
+			}
+		}
+		if wrote := map[bool]int{true: allowed}[bound]; reads != allowed || records.n != wrote {
+			t.Errorf("bound %v: %d reads of the Machine, %d updates of its record", bound, reads, records.n)
 		}
 	}
 }

@@ -52,10 +52,19 @@ func (s *Service) nodeCertificate(p policy.Policy, required []evidence.Kind) mcs
 func (s *Service) lacksKey(p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict) error {
 	if v.CSRKeySHA256 == "" &&
 		s.nodeCertificate(p, challenge.Required) == mcsattestv1.NodeCertificate_NODE_CERTIFICATE_REQUIRED {
+		if v.Replayable {
+			return unprovenKey()
+		}
 		return reason.Deny(reason.EvidenceMissing, "the machine attested no key for its node's certificate, which "+
 			"credential.mode requires")
 	}
 	return nil
+}
+
+// unprovenKey denies a machine that can never get the certificate that the policy requires.
+func unprovenKey() error {
+	return reason.Deny(reason.EvidenceMissing, "no evidence that the policy requires is bound to this exchange, so the "+
+		"key for the node's certificate is not proven; credential.mode requires the certificate")
 }
 
 // certifyTicket returns the ticket for [Service.certify], or "" if the machine gets no certificate.

@@ -128,7 +128,9 @@ func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehears
 	if v := r.Verdict; v != nil && v.Machine != nil {
 		if err := w.service.afterwards(ctx, v, r.Pool); err != nil {
 			in.Denial = reason.From(err)
-			if code := in.Denial.Code; code != reason.IdentityConflict && code != reason.NodeNameUnknown {
+			switch in.Denial.Code {
+			case reason.IdentityConflict, reason.NodeNameUnknown, reason.EvidenceMissing:
+			default:
 				return end, err // it says nothing about the machine
 			}
 		}
@@ -152,7 +154,7 @@ func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehears
 }
 
 // afterwards returns what would stop a machine whose evidence was accepted, or nil: another Machine has a component of
-// its identity, or it would wait for its node's certificate. It does not name the other Machine.
+// its identity, or it would wait for its node's certificate or never get it. It does not name the other Machine.
 func (s *Service) afterwards(ctx context.Context, v *appraisal.Verdict, pool string) error {
 	m := v.Machine
 	for _, component := range components(v.Identity) {
@@ -169,6 +171,9 @@ func (s *Service) afterwards(ctx context.Context, v *appraisal.Verdict, pool str
 	p, err := s.View().Policies.For(pool)
 	if err != nil || p.Mode != v1alpha1.ModeEnforce {
 		return err
+	}
+	if v.Replayable {
+		return unprovenKey()
 	}
 	names, err := s.NodeNames(ctx, m.UID)
 	if err == nil && len(names) == 0 {

@@ -26,6 +26,7 @@ func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRe
 		return reason.Deny(reason.TooLarge, "report of %d bytes", len(req.GetMessage()))
 	}
 	ticket, err := s.SealKeys().OpenTicket(c.start, req.GetTicket())
+	s.ObserveTicket(err == nil)
 	if err != nil {
 		return err
 	}

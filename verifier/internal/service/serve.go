@@ -138,6 +138,7 @@ const maxBodies = 24 << 20
 func (s *Service) Handler() (string, http.Handler) {
 	s.bodies, s.turns, s.provenTurns = listen.NewBodies(maxBodies), newTurns(), newTurns()
 	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
+	s.denials = listen.NewKeyedLimiter[denialKey](0.5, 10)
 	s.rehearsals = s.newRehearsals()
 	return "/" + mcsattestv1connect.AttestationName + "/", http.HandlerFunc(s.serve)
 }
@@ -167,9 +168,6 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := withTimeout(r.Context(), r.Header.Get("Connect-Timeout-Ms"))
 	defer cancel()
 	res, err := s.call(ctx, m, c, w, r, binary)
-	if m.event == "report" {
-		s.ObserveTicket(err == nil)
-	}
 	if err = s.finish(ctx, m.event, c, err); err != nil {
 		_ = connect.NewErrorWriter().Write(w, r, err) // this fails if the client has disconnected
 		return

@@ -55,12 +55,12 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 		t.Fatal(err)
 	}
 	source := netip.MustParseAddr("127.0.0.1")
-	records := &updated{}
+	records, observed := &updated{}, map[bool]int{}
 	s := &Service{
 		SealKeys: func() seal.Ring { return keys }, Records: records, Audit: audit.New(slog.New(slog.DiscardHandler)),
 		Limiter: listen.NewLimiter(100), Source: func(*http.Request) netip.Addr { return source },
 		Now:           func() time.Time { return now },
-		ObserveTicket: func(bool) {},
+		ObserveTicket: func(valid bool) { observed[valid]++ },
 	}
 	_, handler := s.Handler()
 	s.turns = listen.NewTurns(runtime.GOMAXPROCS(0), time.Millisecond)
@@ -88,6 +88,38 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 	if records.n != 1 {
 		t.Errorf("%d reports were recorded", records.n)
 	}
+	// A report whose ticket was not looked at counts as neither.
+	if observed[true] != 1 || observed[false] != 0 {
+		t.Errorf("observed tickets: %v", observed)
+	}
+}
+
+// A valid ticket counts as one, also if the report cannot be written.
+func TestReport_ObservesTheTicket(t *testing.T) {
+	now := time.Now()
+	keys, err := seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ticket, err := keys.SealTicket(rand.Reader, now, seal.Ticket{ID: "1", MachineUID: "m1", Expiry: now.Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for shown, want := range map[string]bool{ticket: true, "AAAA": false} {
+		var observed []bool
+		s := &Service{SealKeys: func() seal.Ring { return keys }, Records: unwritable{},
+			ObserveTicket: func(valid bool) { observed = append(observed, valid) }}
+		err := s.report(t.Context(), &call{start: now, yield: func() {}}, &mcsattestv1.ReportRequest{Ticket: shown})
+		if err == nil || len(observed) != 1 || observed[0] != want {
+			t.Errorf("ticket %.8q: observed %v, %v", shown, observed, err)
+		}
+	}
+}
+
+type unwritable struct{ Records }
+
+func (unwritable) Update(context.Context, string, store.Change) error {
+	return reason.Deny(reason.StoreUnavailable, "the API does not answer")
 }
 
 // appraised is a Service whose machines prove themselves with an instance document.
@@ -276,6 +308,7 @@ func TestAttest_ConfirmsADenialThoughTheClientHangsUp(t *testing.T) {
 		}
 		return nil
 	}}
+	s.Handler()
 	ctx, hangUp := context.WithCancel(t.Context())
 	hangUp()
 	m := &machine.Machine{UID: "u"}

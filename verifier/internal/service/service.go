@@ -102,6 +102,7 @@ type Service struct {
 	// provenTurns is for callers with a valid sealed challenge or ticket.
 	provenTurns *listen.Turns
 	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
+	denials     *listen.KeyedLimiter[denialKey]
 	rehearsals  *rehearsal.Rehearsals
 }
 
@@ -264,6 +265,10 @@ func (s *Service) afterVerdict(ctx context.Context, c *call, v *appraisal.Verdic
 		c.proven = false
 		return denial
 	}
+	if tooMany := s.deniedTooOften(c, v.Machine, true, denial); tooMany != nil {
+		c.proven = false
+		return tooMany
+	}
 	return s.noteDenial(ctx, c, v.Machine, denial)
 }
 
@@ -401,11 +406,14 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	if !errors.As(err, &r) {
 		return err
 	}
-	if r.Unproven && r.Machine != nil {
-		return s.confirmed(ctx, c, r.Machine, err)
-	}
 	if r.Machine != nil {
-		return s.noteDenial(ctx, c, r.Machine, s.confirmed(ctx, c, r.Machine, err))
+		if tooMany := s.deniedTooOften(c, r.Machine, !r.Unproven, err); tooMany != nil {
+			return tooMany
+		}
+		if err = s.confirmed(ctx, c, r.Machine, err); r.Unproven {
+			return err
+		}
+		return s.noteDenial(ctx, c, r.Machine, err)
 	}
 	if r.EKSHA256 != ([sha256.Size]byte{}) {
 		c.ek = hex.EncodeToString(r.EKSHA256[:])
@@ -430,6 +438,22 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	return err
 }
 
+// denialKey is a Machine, and whether the caller proved to be it.
+type denialKey struct {
+	uid    string
+	proven bool
+}
+
+// deniedTooOften returns a temporary denial if the Machine was denied very often recently. A denial costs a read of the
+// Machine, one of its record, and a line of the audit log, and a node can cause any number.
+func (s *Service) deniedTooOften(c *call, m *machine.Machine, proven bool, denial error) error {
+	if passing(denial) || s.denials.Allow(c.start, denialKey{m.UID, proven}) {
+		return nil
+	}
+	c.extra = append(c.extra, slog.String("denied", denial.Error()))
+	return reason.Deny(reason.RateLimited, "Machine %s was denied too often", m)
+}
+
 // confirmed returns the denial for the caller. If a permanent denial depends on the state of the
 // Machine, confirmed first reads the Machine again.
 func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, denial error) error {
@@ -451,14 +475,21 @@ func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, de
 	return denial
 }
 
+// passing reports whether denial is a temporary state, and not a denial of the evidence.
+func passing(denial error) bool {
+	switch reason.From(denial).Code {
+	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound:
+		return true
+	}
+	return false
+}
+
 // noteDenial writes a denial into the Machine's record, if the Machine's identity was proven. It
 // returns the denial, or an internal error.
 func (s *Service) noteDenial(ctx context.Context, c *call, m *machine.Machine, denial error) error {
 	c.proven, c.machine = true, m.String()
 	d := reason.From(denial)
-	switch d.Code {
-	// These are temporary states and not denials of the evidence.
-	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound:
+	if passing(denial) {
 		return denial
 	}
 	// If the client disconnects, its denial must still be recorded.
