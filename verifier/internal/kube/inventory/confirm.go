@@ -9,16 +9,19 @@ import (
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // Confirmation reads a Machine again before a permanent denial, because the watched state may be old,
 // and a permanent denial drops the node to its emergency shell (rule 12 of docs/security-rules.md). It
-// costs one GET, for a caller that proved to be that Machine.
+// costs two GETs, of the Machine and of its MachineAttestation, which has the grant.
 type Confirmation struct {
 	Client   dynamic.Interface
 	Machines *machine.Registry
@@ -45,6 +48,35 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 			return outOfDate(m)
 		}
 	}
+	if m.StandIn { // its object was read above
+		return nil
+	}
+	return c.confirmRecord(ctx, m)
+}
+
+// confirmRecord is Confirm of the MachineAttestation. A grant that the watch has not reported is in the record, or in
+// the enrollment that an administrator wrote.
+func (c Confirmation) confirmRecord(ctx context.Context, m *machine.Machine) error {
+	at := records.Key(m)
+	if e := m.Enrollment; e != nil {
+		at = client.ObjectKeyFromObject(e)
+	}
+	live, err := c.get(ctx, attestationsResource, at)
+	if kerrors.IsNotFound(err) {
+		if m.Enrollment != nil {
+			return outOfDate(m)
+		}
+		return nil
+	}
+	if err != nil {
+		return reason.Wrap(reason.StoreUnavailable, err, "record of Machine %s", m)
+	}
+	found, _ := machine.FromObject(live.Object)
+	for _, fresh := range found.Enrollments {
+		if !c.Machines.HasEnrollment(fresh) {
+			return outOfDate(m)
+		}
+	}
 	return nil
 }
 
@@ -58,11 +90,7 @@ func (c Confirmation) read(ctx context.Context, m *machine.Machine) (map[string]
 	if m.StandIn {
 		resource = attestationsResource
 	}
-	timeout := c.Timeout
-	timeout = cmp.Or(timeout, callTimeout)
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	live, err := c.Client.Resource(resource).Namespace(m.Namespace).Get(ctx, m.Name, metav1.GetOptions{})
+	live, err := c.get(ctx, resource, client.ObjectKey{Namespace: m.Namespace, Name: m.Name})
 	if kerrors.IsNotFound(err) {
 		return nil, reason.Deny(reason.MachineNotFound, "Machine %s was deleted", m)
 	}
@@ -70,6 +98,13 @@ func (c Confirmation) read(ctx context.Context, m *machine.Machine) (map[string]
 		return nil, reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
 	}
 	return live.Object, nil
+}
+
+func (c Confirmation) get(ctx context.Context, resource schema.GroupVersionResource,
+	at client.ObjectKey) (*unstructured.Unstructured, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Timeout, callTimeout))
+	defer cancel()
+	return c.Client.Resource(resource).Namespace(at.Namespace).Get(ctx, at.Name, metav1.GetOptions{})
 }
 
 // NodeNames reads the names that the Node of a Machine may have. The registry does not have them.

@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -76,6 +78,70 @@ func TestConfirmation(t *testing.T) {
 			}
 			if err := confirm.ConfirmUID(t.Context(), "u"); err != nil {
 				t.Errorf("an unknown one: %v", err)
+			}
+		})
+	}
+}
+
+// A grant that the watch of MachineAttestations has not reported yet.
+func TestConfirmation_ReadsTheGrant(t *testing.T) {
+	m := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+		"metadata": map[string]any{"namespace": "ns", "name": "m", "uid": "u", "creationTimestamp": "2026-11-21T05:00:00Z"},
+		"status":   map[string]any{"nodeRef": map[string]any{"name": "n"}},
+	}}
+	attestation := func(name, until string) *unstructured.Unstructured {
+		spec := map[string]any{"machineRef": map[string]any{"namespace": "ns", "name": "m"}}
+		if until != "" {
+			spec["reattest"] = map[string]any{"until": until}
+		}
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "mcs-attest.dev/v1alpha1", "kind": "MachineAttestation", "spec": spec,
+			"metadata": map[string]any{"namespace": "ns", "name": name, "uid": "a", "creationTimestamp": "2026-11-21T05:00:00Z"},
+		}}
+	}
+	const granted, expired = "2026-11-21T07:00:00Z", "2026-11-20T07:00:00Z"
+	for name, c := range map[string]struct {
+		known, live *unstructured.Unstructured
+		failing     bool
+		want        bool
+	}{
+		"no record":                   {want: true},
+		"a record without a grant":    {live: attestation("u", ""), want: true},
+		"the same grant":              {known: attestation("u", granted), live: attestation("u", granted), want: true},
+		"a new grant":                 {live: attestation("u", granted)},
+		"a grant after another":       {known: attestation("u", expired), live: attestation("u", granted)},
+		"a grant on the enrollment":   {known: attestation("e", expired), live: attestation("e", granted)},
+		"a grant that was withdrawn":  {known: attestation("u", granted), live: attestation("u", "")},
+		"an enrollment that is gone":  {known: attestation("e", granted)},
+		"an API that does not answer": {live: attestation("u", ""), failing: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := []runtime.Object{m}
+			if c.live != nil {
+				objects = append(objects, c.live)
+			}
+			client := fake.NewSimpleDynamicClient(runtime.NewScheme(), objects...)
+			if c.failing {
+				client.PrependReactor("get", "machineattestations", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, errors.New("no answer")
+				})
+			}
+			r := machine.NewRegistry(nil)
+			found, _ := machine.FromObject(m.Object)
+			r.PutMachine(found.Machines[0])
+			if c.known != nil {
+				found, problems := machine.FromObject(c.known.Object)
+				if len(problems) > 0 {
+					t.Fatal(problems)
+				}
+				for _, e := range found.Enrollments {
+					r.PutEnrollment(e)
+				}
+			}
+			err := Confirmation{Client: client, Machines: r, Timeout: time.Minute}.ConfirmUID(t.Context(), "u")
+			if d := reason.From(err); c.want != (d == nil) || d != nil && d.Code != reason.StoreUnavailable {
+				t.Errorf("%v", err)
 			}
 		})
 	}

@@ -81,6 +81,9 @@ func UID(m *machine.Machine) string { return placeOf(m).uid }
 // Namespace returns the namespace of a Machine's record.
 func Namespace(m *machine.Machine) string { return placeOf(m).namespace }
 
+// Key returns the namespace and name of a Machine's record.
+func Key(m *machine.Machine) client.ObjectKey { return placeOf(m).key() }
+
 // snapshot is a record at the version that was read.
 type snapshot struct {
 	at     place
