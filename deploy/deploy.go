@@ -23,6 +23,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
+// The accounts of the verifier: of the processes that serve, and of the controller.
+const (
+	Namespace      = "mcs-attest"
+	ServiceAccount = "mcs-attest-verifier"
+	Controller     = "mcs-attest-controller"
+)
+
 // Overlays are the overlays that can be applied unchanged.
 var Overlays = []string{"openshift", "kubernetes"}
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -26,9 +25,6 @@ type Slot struct {
 
 	how        source
 	head, tail secret.Bytes // of the kubeconfig, around the token
-	// Of the data URL, around the token, if the token is unencoded in it, as in the Machine
-	// Config Server's configs.
-	before, after secret.Bytes
 }
 
 // Find finds the kubeconfig in a config of specification 2.x or 3.x. It returns nil if the
@@ -128,10 +124,6 @@ func find(file jsonspan.Value) (*Slot, error) {
 	}
 	s.sourceStart, s.sourceEnd = at.Start+1-s.start, at.End-1-s.start
 	s.was = secret.New(bytes.Clone(file.Text[s.start:s.end]))
-	if how.plain() {
-		s.before = secret.New(Escape([]byte(how.header), slices.Concat(s.head.Expose(), []byte{'"'})))
-		s.after = secret.New(Escape(nil, append([]byte{'"'}, s.tail.Expose()...)))
-	}
 	return s, nil
 }
 
@@ -187,12 +179,6 @@ func (s *Slot) Without(config []byte) ([][]byte, error) { return s.with(config, 
 func (s *Slot) with(config []byte, token secret.Bytes) ([][]byte, error) {
 	if len(config) != s.length || !bytes.Equal(config[s.start:s.end], s.was.Expose()) {
 		return nil, errors.New("the config is not the one that was searched")
-	}
-	if s.how.plain() {
-		before, after := s.before.Expose(), s.after.Expose()
-		url := make([]byte, 0, len(before)+len(token.Expose())+len(after))
-		url = append(Escape(append(url, before...), token.Expose()), after...)
-		return [][]byte{config[:s.start], url, config[s.end:]}, nil
 	}
 	// Quoted, because YAML would parse a bootstrap token of only digits as a number.
 	file := make([]byte, 0, len(s.head.Expose())+len(s.tail.Expose())+len(token.Expose())+2)

@@ -27,9 +27,6 @@ type source struct {
 	hash   string // "sha512", "sha256"; or "" without a hash
 }
 
-// plain reports whether a part of the file can be replaced without recoding the rest.
-func (s source) plain() bool { return !s.base64 && !s.gzip && s.hash == "" }
-
 // readSource decodes a file's contents from a data URL. It also returns how to encode
 // another file in the same way.
 func readSource(url, compression, hash string) (source, []byte, error) {

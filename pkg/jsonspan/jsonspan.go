@@ -5,8 +5,8 @@
 // ambiguous texts: encoding/json uses the last of several members with the same name, and
 // ignores the case of names.
 //
-// [Parse] accepts the same texts as [encoding/json.Valid] (RFC 8259), but is faster for long
-// strings. After it no method fails because of syntax. The content is untrusted.
+// [Parse] accepts the texts that [encoding/json.Valid] accepts (RFC 8259). After it no method fails
+// because of syntax. The content is untrusted.
 package jsonspan
 
 import (
@@ -28,12 +28,11 @@ type Value struct {
 
 // Parse returns the value of a text, or false if the text is not JSON.
 func Parse(text []byte) (Value, bool) {
-	start := skipSpace(text, 0)
-	end := validValue(text, start, 0)
-	if end < 0 || skipSpace(text, end) != len(text) {
+	if !json.Valid(text) {
 		return Value{}, false
 	}
-	return Value{text, start, end}, true
+	start := skipSpace(text, 0)
+	return Value{text, start, skipValue(text, start)}, true
 }
 
 // Raw returns the text of the value.

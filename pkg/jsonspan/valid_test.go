@@ -9,6 +9,8 @@ import (
 	"testing"
 )
 
+const maxDepth = 10_000
+
 func valid(text []byte) bool {
 	_, ok := Parse(text)
 	return ok

@@ -14,17 +14,17 @@ type closure struct {
 
 // instance adds all objects with a provider ID.
 func (c *closure) instance(id string) {
-	for m := range c.byProvider.all(id) {
+	for _, m := range c.byProvider[id] {
 		c.machine(m)
 	}
-	for e := range c.standInProvider.all(id) {
+	for _, e := range c.standInProvider[id] {
 		c.enrollment(e)
 	}
 }
 
 // node returns the Node with a provider ID, or "".
 func (c *closure) node(id string) string {
-	for node := range c.nodeOf.all(id) {
+	for _, node := range c.nodeOf[id] {
 		return node
 	}
 	return ""
@@ -44,11 +44,11 @@ func (c *closure) machine(k *compactMachine) {
 	if k.providerID != "" {
 		c.instance(k.provider())
 	}
-	for e := range c.enrolledBy.all(name{"", k.namespace, k.name}) {
+	for _, e := range c.enrolledBy[name{"", k.namespace, k.name}] {
 		c.enrollment(e)
 	}
 	if k.metal3 != "" {
-		for e := range c.enrolledBy.all(k.metal3Machine()) {
+		for _, e := range c.enrolledBy[k.metal3Machine()] {
 			c.enrollment(e)
 		}
 	}
@@ -67,7 +67,7 @@ func (c *closure) enrollment(e *Enrollment) {
 		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
 			c.machine(c.machines[name{group, ref.Namespace, ref.Name}])
 		}
-		for k := range c.byMetal3.all(target(ref)) {
+		for _, k := range c.byMetal3[target(ref)] {
 			c.machine(k)
 		}
 	}

@@ -207,14 +207,14 @@ func (r *Registry) PutNode(node, providerID string) {
 	r.nodes[node] = ""
 	if providerID != "" {
 		id := NormalProviderID(providerID)
-		if k, ok := r.byProvider.one[id]; ok { // share the Machine's strings
-			id = k.provider()
-			if k.nodeRef == node {
-				node = k.nodeRef
+		if known := r.byProvider[id]; len(known) > 0 { // share the Machine's strings
+			id = known[0].provider()
+			if known[0].nodeRef == node {
+				node = known[0].nodeRef
 			}
 		}
 		r.nodes[node] = id
-		r.nodeOf.add(id, node)
+		r.nodeOf.set(id, node, true)
 	}
 }
 
@@ -237,7 +237,7 @@ func (r *Registry) dropNode(node string) {
 	if id, ok := r.nodes[node]; ok {
 		delete(r.nodes, node)
 		if id != "" {
-			r.nodeOf.remove(id, node)
+			r.nodeOf.set(id, node, false)
 		}
 	}
 }
@@ -254,14 +254,14 @@ func (r *Registry) Named(id Identity, rules Rules) *Machine { return r.related(i
 func (r *Registry) Enrolled(ek EKHash) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.enrolledEK.has(ek) || r.byEK.has(ek)
+	return len(r.enrolledEK[ek]) > 0 || len(r.byEK[ek]) > 0
 }
 
 // Known is [Index.Known].
 func (r *Registry) Known(uid string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.byUID.has(uid) || r.standInUID.has(uid)
+	return len(r.byUID[uid]) > 0 || len(r.standInUID[uid]) > 0
 }
 
 // Redeemable is [Index.Redeemable].
@@ -303,7 +303,7 @@ func (r *Registry) WithNodes(wanted func(node string) bool) map[string]string {
 func (r *Registry) UIDs() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return slices.AppendSeq(slices.Collect(maps.Keys(r.byUID.one)), maps.Keys(r.standInUID.one))
+	return slices.AppendSeq(slices.Collect(maps.Keys(r.byUID)), maps.Keys(r.standInUID))
 }
 
 // Len returns the number of Machines, without stand-ins.
@@ -349,10 +349,10 @@ func (r *Registry) Each(machine func(Machine), enrollment func(*Enrollment)) {
 func (r *Registry) related(id Identity) *Index {
 	return r.collect(func(c *closure) {
 		if id.EK != (EKHash{}) {
-			for m := range r.byEK.all(id.EK) {
+			for _, m := range r.byEK[id.EK] {
 				c.machine(m)
 			}
-			for e := range r.enrolledEK.all(id.EK) {
+			for _, e := range r.enrolledEK[id.EK] {
 				c.enrollment(e)
 			}
 		}
@@ -360,10 +360,10 @@ func (r *Registry) related(id Identity) *Index {
 			c.instance(NormalProviderID(p))
 		}
 		if id.MachineUID != "" {
-			for m := range r.byUID.all(id.MachineUID) {
+			for _, m := range r.byUID[id.MachineUID] {
 				c.machine(m)
 			}
-			for e := range r.standInUID.all(id.MachineUID) {
+			for _, e := range r.standInUID[id.MachineUID] {
 				c.enrollment(e)
 			}
 		}

@@ -612,38 +612,6 @@ func TestRegistry_SharesFields(t *testing.T) {
 	}
 }
 
-func TestMultimap(t *testing.T) {
-	m := multimap[string, int]{}
-	values := func() (all []int) { return slices.Sorted(m.all("a")) }
-	if m.has("a") || len(values()) != 0 {
-		t.Error("an empty map has values")
-	}
-	for i := range 3 {
-		m.add("a", i)
-	}
-	m.add("b", 9)
-	for n := range 3 { // stop after any value
-		for range m.all("a") {
-			if n--; n < 0 {
-				break
-			}
-		}
-	}
-	m.remove("a", 7) // it has no such value
-	if !slices.Equal(values(), []int{0, 1, 2}) {
-		t.Errorf("%v", values())
-	}
-	for i, want := range [][]int{{1, 2}, {2}, nil} {
-		if m.remove("a", i); !slices.Equal(values(), want) || m.has("a") != (want != nil) {
-			t.Errorf("without %d: %v", i, values())
-		}
-	}
-	if !slices.Equal(slices.Collect(m.all("b")), []int{9}) {
-		t.Error("another key lost its value")
-	}
-}
-
-// The cost of a query at 10, 1 000, 10 000 and 100 000 Machines.
 func BenchmarkRegistryMatch(b *testing.B) {
 	for _, n := range []int{10, 1_000, 10_000, 100_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -35,13 +35,13 @@ func (ix *Index) ByTicket(ticketSHA256 string, now time.Time) (found *Machine) {
 // ByTicket is [Index.ByTicket].
 func (r *Registry) ByTicket(ticketSHA256 string, now time.Time) *Machine {
 	r.mu.RLock()
-	known := r.ticket.has(ticketSHA256)
+	known := len(r.ticket[ticketSHA256]) > 0
 	r.mu.RUnlock()
 	if !known {
 		return nil // without the work of an index
 	}
 	return r.collect(func(c *closure) {
-		for e := range r.ticket.all(ticketSHA256) {
+		for _, e := range r.ticket[ticketSHA256] {
 			c.enrollment(e)
 		}
 	}).ByTicket(ticketSHA256, now)

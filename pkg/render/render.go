@@ -170,18 +170,16 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 
 // mergeIgnition merges the Ignition configs in order.
 func mergeIgnition(chosen []*MachineConfig) types.Config {
-	configs := []types.Config{{Ignition: types.Ignition{Version: types.MaxVersion.String()}}}
+	config, merged := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}, false
 	for i, m := range chosen {
 		switch {
 		case m.ignition == nil:
 		case i == 0:
-			configs[0] = *m.ignition
+			config = *m.ignition
 		default:
-			configs = append(configs, withCompression(*m.ignition))
+			config, merged = v3_5.Merge(config, withCompression(*m.ignition)), true
 		}
 	}
-	merged := len(configs) > 1
-	config := mergeInPairs(configs)
 	// The slice may be that of the first config, which must not change.
 	config.Storage.Files = slices.Clone(config.Storage.Files)
 	yes := true
@@ -209,74 +207,6 @@ func withCompression(config types.Config) types.Config {
 		}
 	}
 	return config
-}
-
-// mergeInPairs merges the configs pairwise until one is left, if that has the same result
-// as merging one after the other. It is faster, because merged configs are not walked again
-// for each config.
-func mergeInPairs(configs []types.Config) types.Config {
-	if !associative(configs) {
-		for _, c := range configs[1:] {
-			configs[0] = v3_5.Merge(configs[0], c)
-		}
-		return configs[0]
-	}
-	for len(configs) > 1 {
-		half := configs[:0:0]
-		for i := 0; i < len(configs); i += 2 {
-			if i+1 < len(configs) {
-				half = append(half, v3_5.Merge(configs[i], configs[i+1]))
-			} else {
-				half = append(half, configs[i])
-			}
-		}
-		configs = half
-	}
-	return configs[0]
-}
-
-// associative reports whether the order of merging pairs does not affect the result. It
-// does if a config removes what another has: a path that is a file in one and a link in
-// another, or an HTTP header without a value.
-func associative(configs []types.Config) bool {
-	kinds := map[string]int{}
-	is := func(path string, kind int) bool {
-		before, ok := kinds[path]
-		kinds[path] = kind
-		return !ok || before == kind
-	}
-	whole := func(resources ...types.Resource) bool {
-		return !slices.ContainsFunc(resources, func(r types.Resource) bool {
-			return slices.ContainsFunc(r.HTTPHeaders, func(h types.HTTPHeader) bool { return h.Value == nil })
-		})
-	}
-	for _, c := range configs {
-		for _, f := range c.Storage.Files {
-			if !is(f.Path, 0) || !whole(f.Contents) || !whole(f.Append...) {
-				return false
-			}
-		}
-		for _, d := range c.Storage.Directories {
-			if !is(d.Path, 1) {
-				return false
-			}
-		}
-		for _, l := range c.Storage.Links {
-			if !is(l.Path, 2) {
-				return false
-			}
-		}
-		for _, l := range c.Storage.Luks {
-			if !whole(l.KeyFile) {
-				return false
-			}
-		}
-		if !whole(c.Ignition.Config.Replace) || !whole(c.Ignition.Config.Merge...) ||
-			!whole(c.Ignition.Security.TLS.CertificateAuthorities...) {
-			return false
-		}
-	}
-	return true
 }
 
 // findInvalid finds the first MachineConfig that makes the merged config invalid, although each

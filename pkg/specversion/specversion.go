@@ -29,11 +29,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/coreos/go-semver/semver"
 )
 
 // Version is a version of the config specification. The patch level is not significant: it
@@ -158,29 +159,11 @@ func locate(config []byte, err error) error {
 	return fmt.Errorf("line %d: %w", 1+strings.Count(string(config[:at]), "\n"), err)
 }
 
-// identifier matches the parts of a semantic version after - or +.
-var identifier = regexp.MustCompile(`^[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*$`)
-
 // parse parses MAJOR.MINOR.PATCH with an optional suffix, and reports whether it has one.
 func parse(s string) (v Version, suffix bool, err error) {
-	numbers, build, _ := strings.Cut(s, "+")
-	numbers, release, _ := strings.Cut(numbers, "-")
-	parts := strings.Split(numbers, ".")
-	if len(parts) != 3 {
+	parsed, err := semver.NewVersion(s)
+	if err != nil {
 		return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH", s)
 	}
-	for _, id := range []string{release, build} {
-		if id != "" && !identifier.MatchString(id) {
-			return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH with a valid suffix", s)
-		}
-	}
-	var n [3]int
-	for i, p := range parts {
-		u, err := strconv.ParseUint(p, 10, 63)
-		if err != nil {
-			return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH", s)
-		}
-		n[i] = int(u)
-	}
-	return Version{n[0], n[1]}, len(numbers) < len(s), nil
+	return Version{int(parsed.Major), int(parsed.Minor)}, strings.ContainsAny(s, "+-"), nil
 }

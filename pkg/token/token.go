@@ -28,9 +28,6 @@
 package token
 
 import (
-	"crypto/ecdsa"
-	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -134,40 +131,24 @@ func (s KeySet) Sign(now time.Time, c Claims) (secret.Bytes, error) {
 	if err := c.check(); err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	head, err := json.Marshal(header{Algorithm: string(jose.ES256), KeyID: key.ID, Type: Type})
-	if err != nil {
-		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
-	}
 	payload, err := json.Marshal(c.wire())
 	if err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	raw, err := key.sign(head, payload)
+	options := (&jose.SignerOptions{}).WithType(Type).WithHeader("kid", key.ID)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key.private}, options)
 	if err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	return secret.New(raw), nil
-}
-
-// sign returns a JWS in compact form (RFC 7515, 3.1) with ES256, whose signature is two numbers of
-// 32 bytes (RFC 7518, 3.4).
-func (k Key) sign(head, payload []byte) ([]byte, error) {
-	const half = 32
-	enc := base64.RawURLEncoding
-	raw := make([]byte, 0, enc.EncodedLen(len(head))+enc.EncodedLen(len(payload))+enc.EncodedLen(2*half)+2)
-	raw = enc.AppendEncode(raw, head)
-	raw = append(raw, '.')
-	raw = enc.AppendEncode(raw, payload)
-	digest := sha256.Sum256(raw)
-	r, s, err := ecdsa.Sign(rand.Reader, k.private, digest[:])
+	jws, err := signer.Sign(payload)
 	if err != nil {
-		return nil, err
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	var signature [2 * half]byte
-	r.FillBytes(signature[:half])
-	s.FillBytes(signature[half:])
-	raw = append(raw, '.')
-	return enc.AppendEncode(raw, signature[:]), nil
+	raw, err := jws.CompactSerialize()
+	if err != nil {
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+	}
+	return secret.New([]byte(raw)), nil
 }
 
 // header is the JOSE header of every token.

@@ -89,8 +89,7 @@ func (d *Denied) ClassName() string {
 // Session is one connection to a verifier. The caller must close it.
 type Session struct {
 	conn   *tls.Conn
-	client *http.Client
-	origin string
+	api    mcsattestv1connect.AttestationClient
 	status *lastStatus
 	idle   func()
 }
@@ -124,12 +123,12 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 		ResponseHeaderTimeout:  responseTime,
 		MaxResponseHeaderBytes: maxHeader,
 	}
-	s := &Session{conn: conn, origin: origin, status: &lastStatus{next: transport}, idle: transport.CloseIdleConnections}
-	s.client = &http.Client{
+	s := &Session{conn: conn, status: &lastStatus{next: transport}, idle: transport.CloseIdleConnections}
+	s.api = mcsattestv1connect.NewAttestationClient(&http.Client{
 		Transport: s.status,
 		// The exporter belongs to this connection, so a redirect cannot be followed.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	}, origin, connect.WithReadMaxBytes(maxResponse))
 	return s, nil
 }
 
@@ -167,40 +166,44 @@ func (s *Session) Chains() [][]*x509.Certificate { return s.conn.ConnectionState
 // Challenge calls the RPC of the same name.
 func (s *Session) Challenge(ctx context.Context,
 	req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
-	res := new(mcsattestv1.ChallengeResponse)
-	return res, s.call(ctx, mcsattestv1connect.AttestationChallengeProcedure, req, res)
+	return call(ctx, s, s.api.Challenge, req)
 }
 
 // Attest calls the RPC of the same name.
 func (s *Session) Attest(ctx context.Context, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-	res := new(mcsattestv1.AttestResponse)
-	return res, s.call(ctx, mcsattestv1connect.AttestationAttestProcedure, req, res)
+	return call(ctx, s, s.api.Attest, req)
 }
 
 // Certify calls the RPC of the same name.
 func (s *Session) Certify(ctx context.Context, req *mcsattestv1.CertifyRequest) (*mcsattestv1.CertifyResponse, error) {
-	res := new(mcsattestv1.CertifyResponse)
-	return res, s.call(ctx, mcsattestv1connect.AttestationCertifyProcedure, req, res)
+	return call(ctx, s, s.api.Certify, req)
 }
 
 // Report calls the RPC of the same name.
 func (s *Session) Report(ctx context.Context, req *mcsattestv1.ReportRequest) (*mcsattestv1.ReportResponse, error) {
-	res := new(mcsattestv1.ReportResponse)
-	return res, s.call(ctx, mcsattestv1connect.AttestationReportProcedure, req, res)
+	return call(ctx, s, s.api.Report, req)
 }
 
 // RehearseChallenge calls the RPC of the same name.
 func (s *Session) RehearseChallenge(ctx context.Context,
 	req *mcsattestv1.RehearseChallengeRequest) (*mcsattestv1.RehearseChallengeResponse, error) {
-	res := new(mcsattestv1.RehearseChallengeResponse)
-	return res, s.call(ctx, mcsattestv1connect.AttestationRehearseChallengeProcedure, req, res)
+	return call(ctx, s, s.api.RehearseChallenge, req)
 }
 
 // Rehearse calls the RPC of the same name.
 func (s *Session) Rehearse(ctx context.Context,
 	req *mcsattestv1.RehearseRequest) (*mcsattestv1.RehearseResponse, error) {
-	res := new(mcsattestv1.RehearseResponse)
-	return res, s.call(ctx, mcsattestv1connect.AttestationRehearseProcedure, req, res)
+	return call(ctx, s, s.api.Rehearse, req)
+}
+
+func call[Req, Res any](ctx context.Context, s *Session,
+	method func(context.Context, *connect.Request[Req]) (*connect.Response[Res], error), req *Req) (*Res, error) {
+	s.status.code = 0
+	res, err := method(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	return res.Msg, nil
 }
 
 // explain converts the error of a call into one of the three kinds of the package comment.

@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/sha256"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/big"
@@ -108,6 +109,11 @@ func parsePublic(b []byte) (*public, error) {
 	if !s.Empty() {
 		return nil, errTrailing
 	}
+	der, err := x509.MarshalPKIXPublicKey(p.key)
+	if err != nil {
+		return nil, err
+	}
+	p.spki = sha256.Sum256(der)
 	return &p, nil
 }
 
@@ -180,7 +186,6 @@ func (p *public) readRSA(s *cryptobyte.String) error {
 		return errors.New("RSA key has the ROCA weakness (CVE-2017-15361): its private key can be computed")
 	}
 	p.key = &rsa.PublicKey{N: new(big.Int).SetBytes(modulus), E: 65537}
-	p.spki = spkiHash(p.kind, modulus)
 	return nil
 }
 
@@ -225,34 +230,5 @@ func (p *public) readECC(s *cryptobyte.String) error {
 		return errors.New("the point is not on its curve")
 	}
 	p.key = key
-	p.spki = spkiHash(p.kind, point)
 	return nil
-}
-
-// spkiHeads are the first bytes of a SubjectPublicKeyInfo in DER (RFC 5280, 4.1.2.7). An
-// uncompressed point follows, or an RSA modulus of full length and spkiExponent. A test compares
-// them with crypto/x509.
-var spkiHeads = [...]string{
-	rsa2048: "\x30\x82\x01\x22\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00" +
-		"\x03\x82\x01\x0f\x00\x30\x82\x01\x0a\x02\x82\x01\x01\x00",
-	rsa3072: "\x30\x82\x01\xa2\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00" +
-		"\x03\x82\x01\x8f\x00\x30\x82\x01\x8a\x02\x82\x01\x81\x00",
-	rsa4096: "\x30\x82\x02\x22\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00" +
-		"\x03\x82\x02\x0f\x00\x30\x82\x02\x0a\x02\x82\x02\x01\x00",
-	eccP256: "\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\x00",
-	eccP384: "\x30\x76\x30\x10\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x05\x2b\x81\x04\x00\x22\x03\x62\x00",
-}
-
-// spkiExponent is the INTEGER 65537.
-const spkiExponent = "\x02\x03\x01\x00\x01"
-
-// spkiHash returns SHA-256 over the SubjectPublicKeyInfo of a key. Number is the point or the
-// modulus.
-func spkiHash(kind keyKind, number []byte) [sha256.Size]byte {
-	der := make([]byte, 0, MaxPublicSize)
-	der = append(append(der, spkiHeads[kind]...), number...)
-	if kind <= rsa4096 {
-		der = append(der, spkiExponent...)
-	}
-	return sha256.Sum256(der)
 }

@@ -89,18 +89,10 @@ var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Pa
 // of a config that cannot be converted is a [RefusedError].
 func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	config.Ignition.Version = types.MaxVersion.String()
-	config, contents := extract(config)
 	raw, err := json.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("encode config: %w", err)
 	}
-	if raw, err = from35(raw, to); err != nil {
-		return nil, err
-	}
-	return contents.restoreSources(raw)
-}
-
-func from35(raw []byte, to specversion.Version) ([]byte, error) {
 	switch {
 	case to == specversion.Version{Major: 3, Minor: 5}:
 		return raw, valid(raw, v3_5.Parse, to, to)
@@ -119,15 +111,6 @@ func from35(raw []byte, to specversion.Version) ([]byte, error) {
 // Parse parses a config of spec 3.0 to 3.5 as one of 3.5. The error contains no contents of
 // files.
 func Parse(raw []byte) (types.Config, error) {
-	if short, contents := shorten(raw); contents != nil {
-		if c, err := parseWhole(short); err == nil && contents.restore(&c) {
-			return c, nil
-		}
-	}
-	return parseWhole(raw)
-}
-
-func parseWhole(raw []byte) (types.Config, error) {
 	c, r, err := v3_5.ParseCompatibleVersion(raw)
 	if err != nil || r.IsFatal() {
 		return types.Config{}, fmt.Errorf("invalid config: %s", firstProblem(r, err))

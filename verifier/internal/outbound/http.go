@@ -5,9 +5,7 @@ package outbound
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -79,25 +77,6 @@ func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer.Body = &limitedBody{ReadCloser: answer.Body, left: l.limit}
+	answer.Body = http.MaxBytesReader(nil, answer.Body, l.limit)
 	return answer, nil
-}
-
-type limitedBody struct {
-	io.ReadCloser
-	left int64
-}
-
-var errTooLong = errors.New("the answer is too long")
-
-func (b *limitedBody) Read(p []byte) (int, error) {
-	if int64(len(p)) > b.left+1 {
-		p = p[:b.left+1]
-	}
-	n, err := b.ReadCloser.Read(p)
-	if b.left -= int64(n); b.left < 0 {
-		b.left = 0
-		return n - 1, errTooLong
-	}
-	return n, err
 }

@@ -72,6 +72,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -139,7 +140,7 @@ type Controllers struct {
 	rules    approver.Config
 	audit    *audit.Log
 	metrics  metrics
-	writes   budget
+	writes   *listen.KeyedLimiter[string]
 	findings findings
 }
 

@@ -193,7 +193,7 @@ func notApproved(d *approver.Decision, err error) {
 // recordRefusal writes a refusal to the record of the machine that made the request, which emits an
 // Event. Without proof of that machine, it writes nothing. It returns false if a later write may succeed.
 func (r *reconciler) recordRefusal(ctx context.Context, d *approver.Decision, now time.Time) bool {
-	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !r.writes.allow(d.RecordUID, time.Now()) {
+	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !r.writes.Allow(time.Now(), d.RecordUID) {
 		return true
 	}
 	refused := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {

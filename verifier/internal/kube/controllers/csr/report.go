@@ -7,14 +7,13 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
 // report counts a decision, and writes an audit line if the outcome is new.
@@ -45,38 +44,20 @@ func (r *reconciler) report(ctx context.Context, csr *certificatesv1.Certificate
 	}
 	r.audit.Write(ctx, audit.Decision{
 		Event: "csr", Outcome: outcome, Denial: d.Denial, CorrelationID: string(csr.UID), Machine: name,
-		Proven: d.Outcome == approver.Approve || d.Proven && r.writes.allow("log:"+d.RecordUID, time.Now()),
+		Proven: d.Outcome == approver.Approve || d.Proven && r.writes.Allow(time.Now(), "log:"+d.RecordUID),
 		Extra:  extra,
 	})
 }
 
 func label(k approver.Kind) string { return cmp.Or(strings.ToLower(string(k)), "none") }
 
-// budget limits the audit lines and the writes to the record for each machine, because a client with
+// newBudget limits the audit lines and the writes to the record for each machine, because a client with
 // the machine's credential can create any number of requests.
-type budget struct {
-	mu  *sync.Mutex
-	of  map[string]*rate.Limiter
-	max int
+func newBudget() *listen.KeyedLimiter[string] {
+	return listen.NewKeyedLimiter[string](1/refusalsEvery.Seconds(), refusalsBurst)
 }
 
 const (
 	refusalsEvery = time.Minute
 	refusalsBurst = 10
 )
-
-func newBudget() budget { return budget{new(sync.Mutex), map[string]*rate.Limiter{}, 4096} }
-
-func (b budget) allow(of string, now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l := b.of[of]
-	if l == nil {
-		if len(b.of) >= b.max {
-			clear(b.of)
-		}
-		l = rate.NewLimiter(rate.Every(refusalsEvery), refusalsBurst)
-		b.of[of] = l
-	}
-	return l.AllowN(now, 1)
-}

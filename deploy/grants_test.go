@@ -18,13 +18,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// The accounts of the verifier: of the processes that serve, and of the controller.
-const (
-	Namespace      = "mcs-attest"
-	ServiceAccount = "mcs-attest-verifier"
-	Controller     = "mcs-attest-controller"
-)
-
 // Grant is one verb on one resource that an overlay gives to an account.
 type Grant struct {
 	Verb, Group, Resource, Subresource string
