@@ -23,9 +23,15 @@ import (
 // configs in data sources. Ignition also trusts the system's; the agent trusts only these. An
 // authority behind a URL is an error, because no authority is known yet for that URL's server.
 func (c *Config) CertificateAuthorities() ([]*x509.Certificate, error) {
+	left := MaxSize
+	return c.authorities(&left)
+}
+
+// authorities is CertificateAuthorities. left is the number of bytes that may still be decoded.
+func (c *Config) authorities(left *int) ([]*x509.Certificate, error) {
 	var out []*x509.Certificate
 	for i, r := range c.parsed.Ignition.Security.TLS.CertificateAuthorities {
-		certificates, err := authority(r)
+		certificates, err := authority(r, left)
 		if err != nil {
 			return nil, fmt.Errorf("ignition.security.tls.certificateAuthorities[%d]: %w", i, err)
 		}
@@ -35,7 +41,7 @@ func (c *Config) CertificateAuthorities() ([]*x509.Certificate, error) {
 		if r.inner == nil || len(r.inner.Sources()) == 0 {
 			continue
 		}
-		certificates, err := r.inner.CertificateAuthorities()
+		certificates, err := r.inner.authorities(left)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.where, err)
 		}
@@ -44,7 +50,7 @@ func (c *Config) CertificateAuthorities() ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-func authority(r types.Resource) ([]*x509.Certificate, error) {
+func authority(r types.Resource, left *int) ([]*x509.Certificate, error) {
 	if r.Source == nil {
 		return nil, errors.New("it has no source")
 	}
@@ -55,10 +61,11 @@ func authority(r types.Resource) ([]*x509.Certificate, error) {
 	if r.Compression != nil {
 		compression = *r.Compression
 	}
-	raw, err := decodeData(*r.Source, compression)
+	raw, err := decodeAtMost(*r.Source, compression, *left)
 	if err != nil {
 		return nil, err
 	}
+	*left -= len(raw)
 	if r.Verification.Hash != nil && !hashMatches(*r.Verification.Hash, raw) {
 		return nil, errors.New("its verification hash does not match")
 	}
@@ -86,31 +93,37 @@ func ParseCertificates(raw []byte) ([]*x509.Certificate, error) {
 }
 
 // decodeData decodes and decompresses a data URL; the result has at most MaxSize bytes.
-func decodeData(url, compression string) ([]byte, error) {
+func decodeData(url, compression string) ([]byte, error) { return decodeAtMost(url, compression, MaxSize) }
+
+// decodeAtMost is decodeData with another maximum, in bytes.
+func decodeAtMost(url, compression string, limit int) ([]byte, error) {
 	data, err := dataurl.DecodeString(url)
 	if err != nil {
 		return nil, errors.New("its data URL cannot be decoded")
 	}
 	switch compression {
 	case "":
+		if len(data.Data) > limit {
+			return nil, fmt.Errorf("it has more than %d bytes", limit)
+		}
 		return data.Data, nil
 	case "gzip":
-		return gunzip(data.Data)
+		return gunzip(data.Data, limit)
 	}
 	return nil, fmt.Errorf("unknown compression %q", compression)
 }
 
-func gunzip(packed []byte) ([]byte, error) {
+func gunzip(packed []byte, limit int) ([]byte, error) {
 	unpacked, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
 		return nil, fmt.Errorf("gzip: %w", err)
 	}
-	raw, err := io.ReadAll(io.LimitReader(unpacked, MaxSize+1))
+	raw, err := io.ReadAll(io.LimitReader(unpacked, int64(limit)+1))
 	if err != nil {
 		return nil, fmt.Errorf("gzip: %w", err)
 	}
-	if len(raw) > MaxSize {
-		return nil, fmt.Errorf("it unpacks to more than %d bytes", MaxSize)
+	if len(raw) > limit {
+		return nil, fmt.Errorf("it unpacks to more than %d bytes", limit)
 	}
 	return raw, nil
 }

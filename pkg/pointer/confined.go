@@ -13,9 +13,10 @@ import (
 // secret that the author of the config must not receive: a config from another server or in a data
 // source could add an authority before Ignition sends the secret.
 func (c *Config) ConfinedTo(origin string, authorities []*x509.Certificate) error {
+	left := MaxSize
 	for i, r := range c.parsed.Ignition.Security.TLS.CertificateAuthorities {
 		where := fmt.Sprintf("ignition.security.tls.certificateAuthorities[%d]", i)
-		own, err := authority(r)
+		own, err := authority(r, &left)
 		if err != nil {
 			return fmt.Errorf("%s: %w", where, err)
 		}

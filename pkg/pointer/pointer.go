@@ -52,12 +52,30 @@ type reference struct {
 	server bool
 	inner  *Config // set if the source is a data URL with a config
 	where  string
+	// proxy is with which Ignition fetches it, and replaces whether it is that of "replace".
+	proxy    types.Proxy
+	replaces bool
 }
 
-// Parse reads user data, which is untrusted.
-func Parse(raw []byte) (*Config, error) { return parse(raw, "", 0) }
+// maxUnpacked limits the configs in data sources that are compressed, in bytes. To parse a config takes sixty times
+// its size.
+const maxUnpacked = 4 << 20
 
-func parse(raw []byte, prefix string, depth int) (*Config, error) {
+// Parse reads user data, which is untrusted. It does not read a config in a data source if all of them together are
+// much larger than the user data.
+func Parse(raw []byte) (*Config, error) {
+	left := maxUnpacked + MaxDepth*len(raw) // those that are not compressed are smaller than the text around them
+	c, err := parse(raw, "", 0, &left)
+	if err != nil {
+		return nil, err
+	}
+	fetched := c.parsed.Ignition.Proxy
+	c.setProxies(&fetched)
+	return c, nil
+}
+
+// parse reads a config in a data source of depth. left is the number of bytes that may still be decoded.
+func parse(raw []byte, prefix string, depth int, left *int) (*Config, error) {
 	if len(bytes.TrimSpace(raw)) == 0 {
 		return nil, ErrEmpty
 	}
@@ -92,7 +110,7 @@ func parse(raw []byte, prefix string, depth int) (*Config, error) {
 		return nil, fmt.Errorf("%w: %s", ErrInvalid, firstProblem(rpt, err))
 	}
 	c.parsed = parsed
-	if err := c.findReferences(ignition, prefix, depth); err != nil {
+	if err := c.findReferences(ignition, prefix, depth, left); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -116,14 +134,17 @@ func (c *Config) Version() string {
 	return s
 }
 
-func (c *Config) findReferences(ignition value, prefix string, depth int) error {
+func (c *Config) findReferences(ignition value, prefix string, depth int, left *int) error {
 	replace, ok, err := ignition.find("config", "replace")
 	if err != nil {
 		return err
 	}
 	if ok {
-		if err := c.addReference(replace, prefix+"ignition.config.replace", depth); err != nil {
+		if err := c.addReference(replace, prefix+"ignition.config.replace", depth, left); err != nil {
 			return err
+		}
+		if len(c.refs) > 0 {
+			c.refs[0].replaces = true
 		}
 	}
 	merge, ok, err := ignition.find("config", "merge")
@@ -131,14 +152,14 @@ func (c *Config) findReferences(ignition value, prefix string, depth int) error 
 		return err
 	}
 	for i, e := range merge.elements() {
-		if err := c.addReference(e, fmt.Sprintf("%signition.config.merge[%d]", prefix, i), depth); err != nil {
+		if err := c.addReference(e, fmt.Sprintf("%signition.config.merge[%d]", prefix, i), depth, left); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *Config) addReference(object value, where string, depth int) error {
+func (c *Config) addReference(object value, where string, depth int, left *int) error {
 	source, ok, err := object.get("source")
 	if err != nil {
 		return fmt.Errorf("%s: %w", where, err)
@@ -155,7 +176,7 @@ func (c *Config) addReference(object value, where string, depth int) error {
 	}
 	ref := reference{object: object, source: source, where: where}
 	if isData(url) && depth < MaxDepth {
-		ref.inner = c.nested(object, url, where, depth)
+		ref.inner = c.nested(object, url, where, depth, left)
 	} else {
 		ref.at, ref.server = asSource(where, url)
 	}
@@ -179,16 +200,17 @@ func checkHeaders(object value) error {
 
 // nested reads a config in a data URL, or returns nil if none can be read. Ignition then decides
 // about it.
-func (c *Config) nested(object value, url, where string, depth int) *Config {
+func (c *Config) nested(object value, url, where string, depth int, left *int) *Config {
 	compression, err := object.text("compression")
 	if err != nil {
 		return nil
 	}
-	raw, err := decodeData(url, compression)
+	raw, err := decodeAtMost(url, compression, *left)
 	if err != nil {
 		return nil
 	}
-	inner, err := parse(raw, where+" > ", depth+1)
+	*left -= len(raw)
+	inner, err := parse(raw, where+" > ", depth+1, left)
 	if err != nil {
 		return nil
 	}

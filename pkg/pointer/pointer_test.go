@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -394,4 +395,34 @@ func FuzzScrub(f *testing.F) {
 			t.Fatalf("the token is still in %s", out)
 		}
 	})
+}
+
+// User data of a few kilobytes can have many nested configs that unpack to much more. They are not read.
+func TestParse_NestedConfigsUnpackToALimit(t *testing.T) {
+	packed := func(config string) string {
+		var b bytes.Buffer
+		w := gzip.NewWriter(&b)
+		_, _ = io.WriteString(w, config)
+		_ = w.Close()
+		return `{"source":"data:text/x%d;base64,` + base64.StdEncoding.EncodeToString(b.Bytes()) + `","compression":"gzip"}`
+	}
+	inner := func(size int) string {
+		return packed(`{"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `}}` + strings.Repeat(" ", size) + `}`)
+	}
+	for _, c := range []struct{ configs, size, want int }{
+		{1, 3 << 20, 1}, {20, 100 << 10, 20}, {20, 1 << 20, 4}, {1, 5 << 20, 0},
+	} {
+		sources, one := "", inner(c.size)
+		for i := range c.configs {
+			sources += fmt.Sprintf(one+",", i)
+		}
+		config, err := pointer.Parse([]byte(`{"ignition":{"version":"3.4.0","config":{"merge":[` +
+			strings.TrimSuffix(sources, ",") + `]}}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(config.Sources()); n != c.want {
+			t.Errorf("%d configs of %d bytes: %d were read, want %d", c.configs, c.size, n, c.want)
+		}
+	}
 }

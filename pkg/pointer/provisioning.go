@@ -332,7 +332,7 @@ func parse2(raw []byte) (*Config, bool) {
 	}
 	for i, e := range entries {
 		// A config in a data source has an unknown specification here.
-		if err := c.addReference(e, fmt.Sprintf("source %d of ignition.config", i), MaxDepth); err != nil {
+		if err := c.addReference(e, fmt.Sprintf("source %d of ignition.config", i), MaxDepth, nil); err != nil {
 			return nil, false
 		}
 	}

@@ -7,8 +7,48 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/coreos/ignition/v2/config/v3_6"
+	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"golang.org/x/net/http/httpproxy"
 )
+
+// setProxies notes with which proxy Ignition fetches each source. fetched is the proxy of its last fetch. After each
+// source in merge, Ignition has the proxy of the config merged so far, and of the new one (RenderConfig in its package
+// exec). setProxies returns the proxy of the whole config.
+func (c *Config) setProxies(fetched *types.Proxy) types.Proxy {
+	own := types.Config{Ignition: types.Ignition{Proxy: c.parsed.Ignition.Proxy}}
+	for i := range c.refs {
+		r := &c.refs[i]
+		r.proxy = *fetched
+		if r.inner == nil {
+			continue
+		}
+		inner := types.Config{Ignition: types.Ignition{Proxy: r.inner.parsed.Ignition.Proxy}}
+		if r.replaces {
+			own = types.Config{}
+		}
+		*fetched = v3_6.Merge(own, inner).Ignition.Proxy
+		inner.Ignition.Proxy = r.inner.setProxies(fetched)
+		own = v3_6.Merge(own, inner)
+	}
+	return own.Ignition.Proxy
+}
+
+// reference returns the reference of a source, or nil.
+func (c *Config) reference(where string) *reference {
+	for i := range c.refs {
+		r := &c.refs[i]
+		if r.where == where {
+			return r
+		}
+		if r.inner != nil {
+			if found := r.inner.reference(where); found != nil {
+				return found
+			}
+		}
+	}
+	return nil
+}
 
 // Proxy returns the proxy through which Ignition will connect to that source, from ignition.proxy,
 // or nil for a direct connection. Like Ignition it ignores environment variables and never uses a
@@ -18,7 +58,11 @@ func (c *Config) Proxy(s Source) (*url.URL, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Where, err)
 	}
-	p := c.parsed.Ignition.Proxy
+	r := c.reference(s.Where)
+	if r == nil {
+		return nil, fmt.Errorf("%s: no such source", s.Where)
+	}
+	p := r.proxy
 	var none []string
 	for _, item := range p.NoProxy {
 		none = append(none, string(item))

@@ -3,8 +3,11 @@
 package pointer_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"net/url"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/http/httpproxy"
@@ -51,6 +54,70 @@ func TestProxy(t *testing.T) {
 	}
 	if proxied == 0 {
 		t.Error("nothing went through a proxy")
+	}
+}
+
+// Ignition uses the proxy of a config in a data source for what it fetches afterwards.
+func TestProxy_OfConfigsInDataSources(t *testing.T) {
+	config := func(proxy, sources string) string {
+		return `{"ignition":{"version":"3.4.0","proxy":{` + proxy + `},"config":{` + sources + `}}}`
+	}
+	merge := func(sources ...string) string {
+		var entries []string
+		for _, s := range sources {
+			entries = append(entries, `{"source":"`+s+`"}`)
+		}
+		return `"merge":[` + strings.Join(entries, ",") + `]`
+	}
+	inData := func(config string) string {
+		return "data:;base64," + base64.StdEncoding.EncodeToString([]byte(config))
+	}
+	through := func(name string) string { return `"httpsProxy":"http://` + name + `:3128"` }
+	for name, c := range map[string]struct {
+		config string
+		want   []string // of each source
+	}{
+		"its own":                   {config(through("own"), merge(mcs)), []string{"own"}},
+		"of a nested config":        {config("", merge(inData(config(through("inner"), merge(mcs))))), []string{"inner"}},
+		"inherited by a nested one": {config(through("own"), merge(inData(config("", merge(mcs))))), []string{"own"}},
+		"replaced in a nested one": {config(through("own"), merge(inData(config(through("inner"), merge(mcs))))),
+			[]string{"inner"}},
+		"of an earlier source": {config("", merge(inData(config(through("first"), "")), mcs)), []string{"first"}},
+		"of a later source":    {config("", merge(mcs, inData(config(through("second"), "")))), []string{""}},
+		"an earlier source's noProxy": {config(through("own"), merge(inData(config(`"noProxy":["example.com"]`, "")), mcs)),
+			[]string{""}},
+		"not of a config that is replaced": {config(through("own"), `"replace":{"source":"`+
+			inData(config("", merge(mcs)))+`"}`), []string{""}},
+		"after a source in a nested one": {config("", merge(inData(config("",
+			merge(inData(config(through("deep"), "")), mcs))), mcs+"-other")), []string{"deep", "deep"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			parsed, err := pointer.Parse([]byte(c.config))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, s := range parsed.Sources() {
+				proxy, err := parsed.Proxy(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if proxy == nil {
+					proxy = &url.URL{}
+				}
+				got = append(got, proxy.Hostname())
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("have %q, want %q", got, c.want)
+			}
+		})
+	}
+	parsed, err := pointer.Parse([]byte(config("", merge(mcs))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parsed.Proxy(pointer.Source{Where: "elsewhere", URL: mcs}); err == nil {
+		t.Error("a source that the config does not have")
 	}
 }
 

@@ -234,7 +234,7 @@ func contains(content []byte, tokens []secret.Bytes, depth int) bool {
 			if in(data) {
 				return true
 			}
-			if data, err = gunzip(data); err != nil {
+			if data, err = gunzip(data, MaxSize); err != nil {
 				continue // not gzip, or larger than AddBearer reads
 			}
 		}
