@@ -119,7 +119,7 @@ var table = map[Code]Info{
 		"If the denials continue, check that all replicas share the same keys."),
 	ChallengeExpired: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeExpired",
 		"The challenge is older than its lifetime.",
-		"If the TPM is slow, increase challengeLifetime in the policy."),
+		"If the TPM is slow, increase challengeLifetime in the policy, to at most 5m."),
 	ChallengeUsed: final(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeUsed",
 		"The challenge was already answered.",
 		"Send one Attest request per challenge. A second one is a faulty retry or a replay."),

@@ -285,7 +285,7 @@ func (c *Config) check() error {
 	}
 	for _, p := range c.TrustedProxies {
 		if _, err := netip.ParsePrefix(p); err != nil {
-			return fmt.Errorf("trustedProxies: %q is not a network such as 10.0.0.0/8", p)
+			return fmt.Errorf("trustedProxies: %q is not a network such as 10.0.0.10/32", p)
 		}
 	}
 	if c.Upstream != "" {

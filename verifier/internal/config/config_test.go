@@ -42,7 +42,7 @@ func TestErrorsNameTheField(t *testing.T) {
 		ok + "orgins: [x]\n":                                     ":2: unknown field \"orgins\"",
 		ok + "keyPublishDelay: soon\n":                           "line 2: \"soon\" is not a duration",
 		ok + "upstream: http://x:1\n":                            "upstream",
-		ok + "trustedProxies: [\"10.0.0.1\"]\n":                  "10.0.0.0/8",
+		ok + "trustedProxies: [\"10.0.0.1\"]\n":                  "10.0.0.10/32",
 		ok + "keepEvidence: -1\n":                                "negative",
 		ok + "kubernetes: {secret: x}\n":                         ":2: unknown field \"kubernetes.secret\"",
 		ok + "kubernetes: {namespace: A}\n":                      "kubernetes.namespace",
