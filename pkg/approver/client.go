@@ -212,7 +212,7 @@ func (x *run) groups() error {
 	want, _ := x.c.bootstrapper(x.r.Username)
 	var err error
 	if !slices.Equal(sorted(x.r.Groups), sorted(want)) {
-		err = reason.Deny(reason.CSRRequester, "the groups are %.20q; they must be %q", x.r.Groups, want)
+		err = reason.Deny(reason.CSRRequester, "the groups are %.253q; they must be %q", few(x.r.Groups), want)
 	}
 	return x.check("groups", err, "%s", strings.Join(want, ", "))
 }
@@ -226,8 +226,8 @@ func (x *run) clientContent() error {
 		err = x.usages(clientUsages)
 	}
 	if csr := x.r.CSR; err == nil && len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
-		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q), but a client certificate has none",
-			sans(csr.DNSNames, csr.IPAddresses))
+		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.253q), but a client certificate has none",
+			few(sans(csr.DNSNames, csr.IPAddresses)))
 	}
 	// Kubernetes deletes the request of a certificate that has ended, and with it the proof that it was approved.
 	if l := x.r.Lifetime; err == nil && x.c.Attestation && !x.Attested && l != 0 && l < time.Hour {

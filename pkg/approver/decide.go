@@ -186,9 +186,12 @@ func (x *run) usages(want []certificatesv1.KeyUsage) error {
 			return nil
 		}
 	}
-	return reason.Deny(reason.CSRContent, "the usages are %.20q; they must be %q, optionally with key encipherment", got,
-		want)
+	return reason.Deny(reason.CSRContent, "the usages are %.80q; they must be %q, optionally with key encipherment",
+		few(got), want)
 }
+
+// few returns the first entries of a list, for a message.
+func few[T any](list []T) []T { return list[:min(len(list), 10)] }
 
 // subject checks what both certificates have in common: O is system:nodes, CN is a
 // node's name, and there are no other attributes. A name that no Node can have would
@@ -197,7 +200,7 @@ func (x *run) subject() error {
 	s := x.r.CSR.Subject
 	switch {
 	case !slices.Equal(s.Organization, []string{nodesGroup}):
-		return reason.Deny(reason.CSRContent, "the organizations are %.10q; only %s is allowed", s.Organization,
+		return reason.Deny(reason.CSRContent, "the organizations are %.253q; only %s is allowed", few(s.Organization),
 			nodesGroup)
 	case len(validation.IsDNS1123Subdomain(x.Node)) > 0:
 		return reason.Deny(reason.CSRContent, "the common name is %.253q; it must be %s followed by the name of a Node",

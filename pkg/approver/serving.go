@@ -163,13 +163,13 @@ func (x *run) renewal(have *Presented, egress *Egress) error {
 	case cert.Subject.CommonName != nodePrefix+x.Node:
 		return mismatch("the kubelet's certificate is for %.253q", cert.Subject.CommonName)
 	case len(cert.EmailAddresses) > 0 || len(cert.URIs) > 0 || !sameNames(cert.DNSNames, csr.DNSNames):
-		return mismatch("the requested names (%.10q) differ from those of the kubelet's certificate (%.10q)",
-			csr.DNSNames, cert.DNSNames)
+		return mismatch("the requested names (%.253q) differ from those of the kubelet's certificate (%.253q)",
+			few(csr.DNSNames), few(cert.DNSNames))
 	}
 	if egress == nil {
 		if !sameNames(sans(nil, cert.IPAddresses), sans(nil, csr.IPAddresses)) {
-			return mismatch("the requested addresses (%.10q) differ from those of the kubelet's certificate (%.10q)",
-				csr.IPAddresses, cert.IPAddresses)
+			return mismatch("the requested addresses (%q) differ from those of the kubelet's certificate (%q)",
+				few(csr.IPAddresses), few(cert.IPAddresses))
 		}
 		return nil
 	}
@@ -205,12 +205,12 @@ func (e *Egress) addresses() (given func(net.IP) bool, err error) {
 func (x *run) within(m *Machine) error {
 	for _, name := range x.r.CSR.DNSNames {
 		if !m.hasName(name) {
-			return reason.Deny(reason.CSRAddress, "%.253q is not a name of %s %s (%.20q)", name, m.Kind, m, m.names())
+			return reason.Deny(reason.CSRAddress, "%.253q is not a name of %s %s (%.253q)", name, m.Kind, m, few(m.names()))
 		}
 	}
 	for _, ip := range x.r.CSR.IPAddresses {
 		if !m.hasAddress(ip) {
-			return reason.Deny(reason.CSRAddress, "%s is not an address of %s %s (%.20q)", ip, m.Kind, m, m.addresses())
+			return reason.Deny(reason.CSRAddress, "%s is not an address of %s %s (%q)", ip, m.Kind, m, few(m.addresses()))
 		}
 	}
 	return nil

@@ -212,6 +212,18 @@ func TestServing_ExplainsWhatWasNotChecked(t *testing.T) {
 	}
 }
 
+// Cloud names differ at their ends, and an administrator compares them.
+func TestServing_MessagesHaveWholeNames(t *testing.T) {
+	const other, own = "ip-10-0-134-18.eu-west-1.compute.internal", "ip-10-0-134-17.eu-west-1.compute.internal"
+	in := serving()
+	in.template.DNSNames = []string{other}
+	in.fake.machines[0].Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalDNS, Address: own}}
+	if d := in.decide(); !strings.Contains(d.Denial.Detail, `"`+other+`" is not a name of Machine `) ||
+		!strings.Contains(d.Denial.Detail, `(["`+own+`"])`) {
+		t.Errorf("%v", d.Denial)
+	}
+}
+
 // Without authorities nothing verifies, not even with those of the system.
 func TestRenewal_DoesNotUseTheSystemsRoots(t *testing.T) {
 	in := serving()
