@@ -73,6 +73,22 @@ edit() {
         }' "$1"
 }
 
+# flush writes a boot file system's journal to its place, because GRUB does not read a journal. sync may only write
+# the journal. Until the thaw no program can write to the file system, so this never freezes the one of the root.
+flush() {
+    sync -f "$1"
+    case $(stat -f -c %T "$1") in ext* | xfs) ;; *) return 0 ;; esac
+    for root in / /etc /sysroot; do
+        [ "$(stat -c %d "$1")" != "$(stat -c %d "$root" 2> /dev/null)" ] || return 0
+    done
+    command -v fsfreeze > /dev/null || return 0
+    trap '' HUP INT TERM
+    if fsfreeze -f "$1" 2> /dev/null; then
+        fsfreeze -u "$1"
+    fi
+    trap 'exit 1' HUP INT TERM
+}
+
 # change FOLDER ARCHIVE... changes a boot file system, and prints the path of each file that it
 # stored or deleted.
 change() {
@@ -126,7 +142,9 @@ change() {
         mv -f -- "$new" "$entry"
         echo "${entry#"$boot/"}"
     done
+    # Before the old entries are deleted.
     sync "$entries"
+    [ "$kind" != --boot ] || flush "$boot"
 
     folder=$work work=''
     rm -rf -- "$folder"

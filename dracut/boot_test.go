@@ -116,6 +116,26 @@ func TestBoot_AddsTheArchiveToEachEntryOfOSTreeAndRemovesIt(t *testing.T) {
 	}
 }
 
+// GRUB does not read the journal of a file system. debugfs does not either.
+func TestBoot_TheBootLoaderSeesTheChangeAfterAPowerLoss(t *testing.T) {
+	if _, err := os.Stat("/dev/loop-control"); err != nil || os.Geteuid() != 0 {
+		t.Skip("mounting a file system requires root and loop devices")
+	}
+	agent, overlay := archive(t, "agent")
+	image, disk, mounted, seen := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "disk"), t.TempDir(),
+		t.TempDir()
+	run(t, nil, "mkfs.ext4", "-q", "-d", bootFolder(t), image, "64M")
+	run(t, nil, "unshare", "--mount", "sh", "-e", "-c", `mount -o loop "$1" "$3"
+		./boot.sh add --boot "$3" "$4"
+		cp --sparse=always "$1" "$2"
+		: > "$3/thawed"`, "sh", image, disk, mounted, agent)
+	run(t, nil, "debugfs", "-R", "rdump / "+seen, disk)
+	got := tree(t, seen)
+	if got[overlay] != "070701agent" || !strings.Contains(got["loader.1/entries/ostree-1-os.conf"], overlay) {
+		t.Errorf("the boot loader sees %q", got)
+	}
+}
+
 // A program that fails at its second call for an entry stands for a full disk or a cut connection.
 func TestBoot_RestoresEverythingAfterAnError(t *testing.T) {
 	agent, _ := archive(t, "agent")

@@ -13,8 +13,9 @@
 //   - the [StateFile] with the content [PreApproved];
 //   - the unit mcs-attest-firstboot.service.
 //
-// After its attestation the agent gives Ignition the [Full] config, to which it also adds one. That
-// one replaces the content of the StateFile. So Ignition itself records which config it has applied.
+// After its attestation the agent gives Ignition the [Full] config. It merges one config before the full one, with
+// defaults for it, and one after it. The latter replaces the content of the StateFile. So Ignition itself records which
+// config it has applied.
 package firstboot
 
 import (
@@ -36,6 +37,9 @@ const (
 	PointerFile = "pointer.ign"
 	// StateFile says in Dir which config Ignition has applied.
 	StateFile = "config"
+	// PresetFile is where Ignition appends a line for each unit that a config enables or disables. For systemd the
+	// first line that names a unit counts.
+	PresetFile = "/etc/systemd/system-preset/20-ignition.preset"
 	// UnitName is the name of the unit.
 	UnitName = "mcs-attest-firstboot.service"
 	// AgentPath is the path of the agent without the architecture. SELinux lets units run programs
@@ -96,6 +100,18 @@ type ignitionConfig struct {
 			HTTPTotal int `json:"httpTotal"` // seconds
 		} `json:"timeouts,omitzero"`
 	} `json:"ignition"`
+	content
+}
+
+// settings are those of a pointer config with which Ignition fetches other configs and files.
+type settings struct {
+	Version  string          `json:"version"`
+	Proxy    json.RawMessage `json:"proxy,omitempty"`
+	Security json.RawMessage `json:"security,omitempty"`
+	Timeouts json.RawMessage `json:"timeouts,omitempty"`
+}
+
+type content struct {
 	Storage struct {
 		Files []file `json:"files"`
 	} `json:"storage,omitzero"`
@@ -123,7 +139,7 @@ type file struct {
 type systemdUnit struct {
 	Name     string `json:"name"`
 	Enabled  bool   `json:"enabled"`
-	Contents string `json:"contents"`
+	Contents string `json:"contents,omitempty"`
 }
 
 // Config returns the config that carries the agent and merges the pre-approved config.
@@ -145,24 +161,46 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 	own.Storage.Files = append(own.Storage.Files,
 		file{Path: Dir + "/" + PointerFile, Overwrite: true, Mode: 0o644, Contents: data(c.Pointer)},
 		state(PreApproved))
-	own.Systemd.Units = []systemdUnit{{UnitName, true, unit}}
-	return merging(preApproved, &own)
+	own.Systemd.Units = []systemdUnit{{Name: UnitName, Enabled: true, Contents: unit}}
+	return merging(&own, preApproved)
 }
 
 // Full returns the config that merges the full one, records that Ignition has applied it, and makes
 // the boot a first boot for systemd. Ignition enables units by presets, which systemd applies only in a
 // first boot (machine-id(5), "First Boot Semantics"). It refuses the config of [Config].
-func Full(config []byte) ([]byte, error) {
+//
+// The full config is merged after the defaults that a machine without this package would also have for it:
+//
+//   - the proxy, the certificate authorities and the timeouts of the pointer config, with which Ignition fetches the
+//     remote files of the full config;
+//   - an empty PresetFile. Otherwise a unit that the pre-approved config enables stays enabled if the full config
+//     disables it, because Ignition only appends to that file.
+func Full(config, pointer []byte) ([]byte, error) {
 	if len(config) == 0 {
 		return nil, errors.New("the config is empty")
 	}
 	if carriesAgent(config) {
 		return nil, errors.New("the config is the pre-approved one")
 	}
+	var given struct{ Ignition settings }
+	if err := json.Unmarshal(pointer, &given); err != nil {
+		return nil, fmt.Errorf("the pointer config: %w", err)
+	}
+	before := struct {
+		Ignition settings `json:"ignition"`
+		content
+	}{Ignition: given.Ignition}
+	before.Storage.Files = []file{{Path: PresetFile, Overwrite: true, Mode: 0o644, Contents: data(nil)}}
+	raw, err := json.Marshal(before)
+	if err != nil {
+		return nil, fmt.Errorf("encode config: %w", err)
+	}
 	var own ignitionConfig
 	own.Storage.Files = []file{state(FullConfig),
 		{Path: "/etc/machine-id", Overwrite: true, Mode: 0o444, Contents: data([]byte("uninitialized\n"))}}
-	return merging(config, &own)
+	// The unit exists, and the PresetFile no longer enables it.
+	own.Systemd.Units = []systemdUnit{{Name: UnitName, Enabled: true}}
+	return merging(&own, raw, config)
 }
 
 // carriesAgent reports whether a config is one of [Config].
@@ -177,8 +215,8 @@ func carriesAgent(config []byte) bool {
 	})
 }
 
-// merging returns a config that merges another one, and then one of this package, which therefore wins.
-func merging(config []byte, own *ignitionConfig) ([]byte, error) {
+// merging returns a config that merges others, and then one of this package, which therefore wins.
+func merging(own *ignitionConfig, others ...[]byte) ([]byte, error) {
 	own.Ignition.Version = version
 	raw, err := json.Marshal(own)
 	if err != nil {
@@ -186,7 +224,9 @@ func merging(config []byte, own *ignitionConfig) ([]byte, error) {
 	}
 	var out ignitionConfig
 	out.Ignition.Version = version
-	out.Ignition.Config.Merge = []resource{data(config), data(raw)}
+	for _, config := range append(others, raw) {
+		out.Ignition.Config.Merge = append(out.Ignition.Config.Merge, data(config))
+	}
 	return json.Marshal(out)
 }
 

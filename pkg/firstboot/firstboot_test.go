@@ -123,8 +123,10 @@ func TestConfig_RequiresEverything(t *testing.T) {
 	}
 }
 
+const pointerConfig = `{"ignition":{"version":"3.2.0"}}`
+
 func TestFull_ReplacesTheStateAndTheMachineID(t *testing.T) {
-	raw, err := firstboot.Full([]byte(preApproved))
+	raw, err := firstboot.Full([]byte(preApproved), []byte(pointerConfig))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +142,83 @@ func TestFull_ReplacesTheStateAndTheMachineID(t *testing.T) {
 	if got := content(t, file(t, c, "/etc/machine-id").Contents); got != "uninitialized\n" {
 		t.Errorf("machine id %q", got)
 	}
-	if len(c.Storage.Files) != 3 || len(c.Systemd.Units) != 0 {
+	if len(c.Storage.Files) != 4 || len(c.Systemd.Units) != 1 {
 		t.Errorf("%+v", c)
 	}
-	if raw, err := firstboot.Full(nil); err == nil {
+	if raw, err := firstboot.Full(nil, []byte(pointerConfig)); err == nil {
 		t.Errorf("an empty config: %s", raw)
+	}
+}
+
+// Ignition only appends to its preset file, and for systemd the first line that names a unit counts. So a line of the
+// first boot would win.
+func TestFull_DecidesWhichUnitsAreEnabled(t *testing.T) {
+	preset := func(files string) string {
+		t.Helper()
+		full := `{"ignition":{"version":"3.2.0"},"storage":{"files":[` + files + `]},"systemd":{"units":[
+			{"name":"a.service","enabled":false},{"name":"mcs-attest-firstboot.service","enabled":false}]}}`
+		raw, err := firstboot.Full([]byte(full), []byte(pointerConfig))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := merged(t, raw)
+		preset := file(t, c, firstboot.PresetFile)
+		if preset.Overwrite == nil || !*preset.Overwrite {
+			t.Error("the preset file of the first boot would stop Ignition")
+		}
+		for _, u := range c.Systemd.Units {
+			if *u.Enabled != (u.Name == firstboot.UnitName) || u.Contents != nil {
+				t.Errorf("%s: %v", u.Name, *u.Enabled)
+			}
+		}
+		return content(t, preset.Contents)
+	}
+	if got := preset(""); got != "" {
+		t.Errorf("lines of the first boot: %q", got)
+	}
+	own := `{"path":"` + firstboot.PresetFile + `","contents":{"source":"data:,enable%20b.service"}}`
+	if got := preset(own); got != "enable b.service" {
+		t.Errorf("the full config's own lines: %q", got)
+	}
+}
+
+// Otherwise Ignition fetches the remote files of the full config without the pointer config's proxy, authorities and
+// timeouts.
+func TestFull_HasTheSettingsOfThePointerConfig(t *testing.T) {
+	const given = `{"ignition":{"version":"3.3.0","proxy":{"httpsProxy":"http://proxy.test:3128"},
+		"security":{"tls":{"certificateAuthorities":[{"source":"data:,one"}]}},"timeouts":{"httpTotal":60},
+		"config":{"merge":[{"source":"https://mcs.test:22623/config/worker"}]}},
+		"storage":{"files":[{"path":"/etc/given","contents":{"source":null}}]}}`
+	raw, err := firstboot.Full([]byte(preApproved), []byte(given))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := merged(t, raw)
+	if p := c.Ignition.Proxy.HTTPSProxy; p == nil || *p != "http://proxy.test:3128" {
+		t.Errorf("proxy %v", p)
+	}
+	if total := c.Ignition.Timeouts.HTTPTotal; total == nil || *total != 60 {
+		t.Errorf("timeout %v", total)
+	}
+	if all := c.Ignition.Security.TLS.CertificateAuthorities; len(all) != 1 || *all[0].Source != "data:,one" {
+		t.Errorf("authorities %+v", all)
+	}
+	if len(c.Storage.Files) != 4 || len(c.Ignition.Config.Merge) != 3 {
+		t.Errorf("more than the settings of the pointer config: %+v", c)
+	}
+
+	const own = `{"ignition":{"version":"3.2.0","proxy":{"httpsProxy":"http://own.test:3128"},"timeouts":{"httpTotal":9},
+		"security":{"tls":{"certificateAuthorities":[{"source":"data:,two"}]}}}}`
+	if raw, err = firstboot.Full([]byte(own), []byte(given)); err != nil {
+		t.Fatal(err)
+	}
+	c = merged(t, raw)
+	p, total := c.Ignition.Proxy.HTTPSProxy, c.Ignition.Timeouts.HTTPTotal
+	if *p != "http://own.test:3128" || *total != 9 {
+		t.Errorf("not the full config's own: %s, %d", *p, *total)
+	}
+	if all := c.Ignition.Security.TLS.CertificateAuthorities; len(all) != 2 {
+		t.Errorf("authorities %+v", all)
 	}
 }
 
@@ -178,10 +252,10 @@ func TestFull_RefusesThePreApprovedConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if full, err := firstboot.Full(raw); err == nil {
+	if full, err := firstboot.Full(raw, []byte(pointerConfig)); err == nil {
 		t.Errorf("%s", full)
 	}
-	if _, err := firstboot.Full([]byte(preApproved)); err != nil {
+	if _, err := firstboot.Full([]byte(preApproved), []byte(pointerConfig)); err != nil {
 		t.Error(err)
 	}
 }

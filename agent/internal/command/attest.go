@@ -212,6 +212,9 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 	f.TPM = tpm
 	id := tpm.Identity()
 	a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
+	if id.EKNote != "" {
+		a.console.Step("a certificate of the TPM is not used: %s", id.EKNote)
+	}
 	if id.AKNote != "" {
 		a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
 	}
@@ -222,14 +225,11 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 // token was issued.
 func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Target, authorities []*x509.Certificate,
 	raw []byte) ([]byte, error) {
-	var out []byte
+	grants := make([]*flow.Grant, len(targets))
 	plain := 0 // servers without a verifier
-	for _, t := range targets {
-		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
-		if t.Proxy != nil {
-			note.Proxy = t.Proxy.String()
-		}
+	for i, t := range targets {
 		grant, err := f.Run(ctx, t)
+		var ticket secret.Bytes
 		var unchanged *flow.Unchanged
 		switch {
 		case errors.As(err, &unchanged) && unchanged.NoVerifier:
@@ -239,34 +239,77 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 			a.console.Step("%s: %v", t.Origin, unchanged)
 		case errors.As(err, &unchanged):
 			a.console.Step("%s: %v", t.Origin, unchanged)
-			note.Ticket = string(unchanged.Ticket.Expose())
+			ticket = unchanged.Ticket
 		case err != nil:
 			return nil, hinted{err, advice(err)}
 		default:
-			note.Ticket = string(grant.Ticket.Expose())
-			if out == nil {
-				out = raw
-			}
-			config, err := pointer.Parse(out)
-			if err != nil {
-				return nil, err
-			}
-			if out, err = config.AddBearer(t.Origin, t.Pool, grant.Token); err != nil {
-				return nil, err
-			}
-			if out, err = addNodePair(out, grant.NodePair); err != nil {
-				return nil, err
-			}
+			grants[i], ticket = grant, grant.Ticket
 		}
-		// Without a ticket, a verifier would deny a report, and the denial would hide why the stage failed.
-		if note.Ticket == "" {
+		if err := a.saveNote(t, authorities, ticket); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.renew(ctx, f, targets, grants, authorities); err != nil {
+		return nil, err
+	}
+	var out []byte
+	for i, grant := range grants {
+		if grant == nil {
 			continue
 		}
-		if err := failure.Save(a.paths, note); err != nil {
+		if out == nil {
+			out = raw
+		}
+		config, err := pointer.Parse(out)
+		if err != nil {
+			return nil, err
+		}
+		if out, err = config.AddBearer(targets[i].Origin, targets[i].Pool, grant.Token); err != nil {
+			return nil, err
+		}
+		if out, err = addNodePair(out, grant.NodePair); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// renew attests again where most of the token's lifetime may have passed while another server answered. Ignition cannot
+// get a new token. If there is no new token, the machine keeps the earlier one.
+func (a *agent) renew(ctx context.Context, f *flow.Flow, targets []flow.Target, grants []*flow.Grant,
+	authorities []*x509.Certificate) error {
+	for i, t := range targets {
+		if grants[i] == nil || !f.Stale(grants[i]) {
+			continue
+		}
+		a.console.Step("half of the lifetime of the token for %s has passed", t.Origin)
+		grant, err := f.Run(ctx, t)
+		switch {
+		case ctx.Err() != nil:
+			return err
+		case err != nil:
+			a.console.Step("%s: the earlier token remains: %v", t.Origin, err)
+			continue
+		}
+		grants[i] = grant
+		if err := a.saveNote(t, authorities, grant.Ticket); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// saveNote saves what the report of a failure needs. Without a ticket, a verifier would deny a report, and the denial
+// would hide why the stage failed.
+func (a *agent) saveNote(t flow.Target, authorities []*x509.Certificate, ticket secret.Bytes) error {
+	if ticket.Empty() {
+		return nil
+	}
+	note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities), Ticket: string(ticket.Expose())}
+	if t.Proxy != nil {
+		note.Proxy = t.Proxy.String()
+	}
+	return failure.Save(a.paths, note)
 }
 
 // addNodePair returns the pointer config with the kubelet's certificate and key, if there are any.
@@ -346,6 +389,7 @@ func advice(err error) string {
 	var missing *flow.MissingEvidence
 	var resource *cloud.OtherResource
 	var badResource *cloud.BadResource
+	var hostname *flow.OtherHostname
 	if hint := faultHint(err); hint != "" {
 		return hint
 	}
@@ -361,6 +405,9 @@ func advice(err error) string {
 	case errors.As(err, &resource), errors.As(err, &badResource):
 		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource in " +
 			"the image, if that resource is correct"
+	case errors.As(err, &hostname):
+		return "set this machine's host name with DHCP or the kernel argument systemd.hostname=, or correct the " +
+			"addresses of type InternalDNS in the status of its Machine"
 	case errors.Is(err, attester.ErrEndorsementOwned):
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):

@@ -71,8 +71,8 @@ var errNotApplied = errors.New("the last boot staged the full config, but Igniti
 //
 //   - Ignition has applied the full config: remove the leftovers, cap;
 //   - an earlier run of this boot attested: reboot, because a capped machine cannot attest again;
-//   - an earlier boot staged a config, and Ignition did not apply it: remove it, and fail. Another
-//     attestation would end in the same way;
+//   - an earlier boot staged a config, and Ignition did not apply it: boot once more for it. After that, remove it, and
+//     fail. Another attestation would end in the same way;
 //   - otherwise: remove an incomplete config of an earlier boot, then [agent.attestAndStage].
 func (a *agent) runFirstboot(ctx context.Context) error {
 	boot := nextboot.Boot{Dir: a.paths.Boot, Marker: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
@@ -99,12 +99,11 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 		return errors.Join(boot.Clear(), a.capPCR(true))
 	case paths.Exists(a.paths.Own(attestedFile)):
 		return a.finish(ctx, boot)
+	case boot.StagedEarlier():
+		return a.notApplied(ctx, boot)
 	case a.capped():
 		return hinted{errors.New("PCR 11 is capped already, so this boot can no longer attest"),
 			"reboot; if this persists, the initramfs has the agent, or the image has mcs-attest-cap-root.service"}
-	case boot.StagedEarlier():
-		return hinted{errors.Join(errNotApplied, boot.Clear(), a.capPCR(true)),
-			"the boot loader must start Ignition if ignition.firstboot exists in /boot, as on Fedora CoreOS"}
 	}
 	if _, ok := machine.Cmdline.Last("ignition.config.url"); ok {
 		return errors.New("the kernel argument ignition.config.url would make Ignition ignore the config in /boot")
@@ -138,11 +137,11 @@ func (a *agent) afterIgnition(boot nextboot.Boot) error {
 // Everything that can fail for a local reason comes before the attestation, so that no token is used for a config
 // that cannot be applied.
 func (a *agent) attestAndStage(ctx context.Context, boot nextboot.Boot, machine platform.Machine) error {
-	target, authorities, err := a.realRootTarget()
+	target, authorities, config, err := a.realRootTarget()
 	if err != nil {
 		return err
 	}
-	target = a.ownTarget(ctx, machine, target)
+	target, config = a.ownTarget(ctx, machine, target, config)
 	a.realRoot = true
 	grant, err := a.untilGranted(ctx, machine, target, authorities)
 	if err != nil {
@@ -157,7 +156,7 @@ func (a *agent) attestAndStage(ctx context.Context, boot nextboot.Boot, machine 
 	}
 	dialer := client.NewDialer(authorities)
 	dialer.Proxy = target.Proxy
-	full, pause, err := a.fetchFullConfig(ctx, dialer, target, grant)
+	full, pause, err := a.fetchFullConfig(ctx, dialer, target, config, grant)
 	if err != nil {
 		return a.again(ctx, pause, err)
 	}
@@ -178,6 +177,19 @@ func (a *agent) finish(ctx context.Context, boot nextboot.Boot) error {
 	}
 	a.console.Step("the full config is on the boot partition; rebooting, so that Ignition applies it")
 	return a.reboot(ctx)
+}
+
+// notApplied reboots once for a config that an earlier boot staged. The boot loader may not have seen its flag after a
+// power loss. If it ignores the flag, the machine must not reboot indefinitely.
+func (a *agent) notApplied(ctx context.Context, boot nextboot.Boot) error {
+	capped := a.capPCR(true)
+	retry, err := boot.Retry()
+	if retry && err == nil && capped == nil {
+		a.console.Step("%v; rebooting once more for it", errNotApplied)
+		return a.reboot(ctx)
+	}
+	return hinted{errors.Join(errNotApplied, err, capped, boot.Clear()),
+		"the boot loader must start Ignition if ignition.firstboot exists in /boot, as on Fedora CoreOS"}
 }
 
 // again reboots after a pause, because only the next boot can attest.
@@ -201,23 +213,21 @@ func systemctlReboot(ctx context.Context) error {
 	return errors.New("stopped for the reboot")
 }
 
-// realRootTarget returns the server and the authorities of the pointer config that the pre-approved config
-// has.
-func (a *agent) realRootTarget() (flow.Target, []*x509.Certificate, error) {
-	var none flow.Target
-	raw, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.PointerFile))
+// realRootTarget returns the pointer config that the pre-approved config has, its server and its authorities.
+func (a *agent) realRootTarget() (t flow.Target, authorities []*x509.Certificate, raw []byte, err error) {
+	raw, err = os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.PointerFile))
 	if err != nil {
-		return none, nil, fmt.Errorf("the pointer config: %w", err)
+		return t, nil, nil, fmt.Errorf("the pointer config: %w", err)
 	}
 	config, err := pointer.Parse(raw)
 	if err != nil {
-		return none, nil, fmt.Errorf("the pointer config: %w", err)
+		return t, nil, nil, fmt.Errorf("the pointer config: %w", err)
 	}
-	t, authorities, err := a.onlyTarget(config)
+	t, authorities, err = a.onlyTarget(config)
 	if err == nil {
 		a.addImageToken(config, &t)
 	}
-	return t, authorities, err
+	return t, authorities, raw, err
 }
 
 // onlyTarget returns the only server of a pointer config and its authorities.
@@ -239,15 +249,17 @@ func (a *agent) onlyTarget(config *pointer.Config) (flow.Target, []*x509.Certifi
 }
 
 // ownTarget returns the target with what the machine's own pointer config has for that server: a proxy and
-// a provisioning token. Every client may receive the pre-approved config, so it has neither.
-func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.Target) flow.Target {
+// a provisioning token. Every client may receive the pre-approved config, so it has neither. ownTarget also returns
+// that pointer config, or else the one of the pre-approved config.
+func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.Target, raw []byte) (
+	flow.Target, []byte) {
 	machine.Waiting, machine.Wait = newWaiting(a.console).because, driveWait
 	data, err := machine.Find(ctx)
 	if err != nil {
 		if !errors.Is(err, platform.ErrNone) {
 			a.console.Step("no proxy and no provisioning token of its own pointer config: %v", err)
 		}
-		return t
+		return t, raw
 	}
 	config, err := pointer.Parse(data.Raw)
 	if err == nil {
@@ -255,7 +267,7 @@ func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.
 		all, err = a.targets(config)
 		for _, own := range all {
 			if own.Origin == t.Origin && own.Pool == t.Pool {
-				t.Proxy = own.Proxy
+				t.Proxy, raw = own.Proxy, data.Raw
 				if !own.Provisioning.Empty() {
 					t.Provisioning = own.Provisioning
 				}
@@ -265,7 +277,7 @@ func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.
 	if err != nil {
 		a.console.Step("no proxy and no provisioning token of its own pointer config (%s): %v", data.From, err)
 	}
-	return t
+	return t, raw
 }
 
 // untilGranted attests until the verifier grants a token. A final denial is only a reason to wait
@@ -312,9 +324,9 @@ func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, 
 	return f.Run(ctx, t)
 }
 
-// fetchFullConfig fetches the full config with the token, and returns what Ignition will apply. With an
-// error it returns the pause until the next attempt.
-func (a *agent) fetchFullConfig(ctx context.Context, d *client.Dialer, t flow.Target, g *flow.Grant) (
+// fetchFullConfig fetches the full config with the token. It returns what Ignition will apply, with the settings of the
+// pointer config. With an error it returns the pause until the next attempt.
+func (a *agent) fetchFullConfig(ctx context.Context, d *client.Dialer, t flow.Target, config []byte, g *flow.Grant) (
 	full []byte, pause time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTime)
 	defer cancel()
@@ -330,7 +342,7 @@ func (a *agent) fetchFullConfig(ctx context.Context, d *client.Dialer, t flow.Ta
 				return nil, deniedPause, fmt.Errorf("the full config: %w", err)
 			}
 			a.console.Step("received the full config")
-			full, err := firstboot.Full(raw)
+			full, err := firstboot.Full(raw, config)
 			return full, deniedPause, err
 		}
 		if !temporary {

@@ -88,6 +88,10 @@ func TestFirstboot_UsesTheProxyAndTheTokenOfTheMachinesPointerConfig(t *testing.
 		t.Error("the token is on the console")
 	}
 	m.wantFullConfig(1)
+	// Ignition fetches the remote files of the full config in the next boot.
+	if !strings.Contains(m.settings, `"proxy":{"httpsProxy":"`+url+`"}`) || strings.Contains(m.settings, token) {
+		t.Errorf("Ignition would have the settings %s", m.settings)
+	}
 }
 
 // The pointer config of the pre-approved config leads only to the server that the image's token is for. The machine's
@@ -126,6 +130,9 @@ func TestFirstboot_IgnoresAPointerConfigOfAnotherServer(t *testing.T) {
 		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
 	}
 	m.wantFullConfig(1)
+	if strings.Contains(m.settings, "127.0.0.1:9") || !strings.Contains(m.settings, `"certificateAuthorities":`) {
+		t.Errorf("Ignition would have the settings %s", m.settings)
+	}
 }
 
 // A cloud detaches the drive with the user data some time after the initramfs. The machine then attests without it.
@@ -140,7 +147,8 @@ func TestOwnTarget_WaitsSomeTimeForADrive(t *testing.T) {
 				a.paths.Drives, a.paths.Disks = t.TempDir(), t.TempDir()
 				a.paths.IgnitionRuntime, a.paths.IgnitionLocal, a.paths.IgnitionSystem = t.TempDir(), t.TempDir(), t.TempDir()
 				began := time.Now()
-				got := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id}, flow.Target{Origin: "https://mcs.test:22623"})
+				got, _ := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id},
+					flow.Target{Origin: "https://mcs.test:22623"}, nil)
 				if took := time.Since(began); got.Origin == "" || took != driveWait || ctx.Err() != nil {
 					t.Errorf("after %v: %+v", took, got)
 				}

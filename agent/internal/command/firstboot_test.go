@@ -43,6 +43,7 @@ type stock struct {
 	out      bytes.Buffer
 	boots    int
 	pauses   []time.Duration
+	settings string // of the config that Ignition merges before the full one
 	// unmounted is true if /boot is a folder of the root file system.
 	unmounted bool
 	// step, reboot and pause are those of the agent in the next run.
@@ -176,7 +177,7 @@ func (m *stock) powerOn() {
 	}
 }
 
-// ignition applies the config in /boot: the full one, and the files of the one after it.
+// ignition applies the config in /boot: the settings of the first one, the full one, and the files of the last one.
 func (m *stock) ignition() {
 	m.t.Helper()
 	type ignitionConfig struct {
@@ -202,13 +203,14 @@ func (m *stock) ignition() {
 	if err == nil {
 		err = json.Unmarshal(raw, &outer)
 	}
-	if err != nil || len(outer.Ignition.Config.Merge) != 2 {
+	if err != nil || len(outer.Ignition.Config.Merge) != 3 {
 		m.t.Fatalf("Ignition found %q: %v", raw, err)
 	}
-	if inner := decode(outer.Ignition.Config.Merge[0].Source); string(inner) != fullConfig {
+	m.settings = string(decode(outer.Ignition.Config.Merge[0].Source))
+	if inner := decode(outer.Ignition.Config.Merge[1].Source); string(inner) != fullConfig {
 		m.t.Fatalf("Ignition would merge %q", inner)
 	}
-	if err := json.Unmarshal(decode(outer.Ignition.Config.Merge[1].Source), &own); err != nil {
+	if err := json.Unmarshal(decode(outer.Ignition.Config.Merge[2].Source), &own); err != nil {
 		m.t.Fatal(err)
 	}
 	for _, f := range own.Storage.Files {
@@ -414,6 +416,7 @@ func TestFirstboot_PowerLossAfterEachStep(t *testing.T) {
 		"with half a config":          {func(m *stock) { m.step = killAt("temporary") }, 2, 2},
 		"with a config, without flag": {func(m *stock) { m.step = killAt("config") }, 2, 2},
 		"with config and flag":        {func(m *stock) { m.step = killAt("flag") }, 1, 1},
+		"with both on the disk":       {func(m *stock) { m.step = killAt("flush") }, 1, 1},
 		"with the marker":             {func(m *stock) { m.step = killAt("marker") }, 1, 1},
 		"before the reboot":           {func(m *stock) { m.reboot = func(context.Context) error { return errKilled } }, 1, 1},
 	} {
@@ -446,7 +449,7 @@ func killAt(step string) func(string) error {
 
 // A process that is killed, and started again in the same boot, cannot attest again.
 func TestFirstboot_KilledAndStartedAgain(t *testing.T) {
-	for _, step := range []string{"folder", "temporary", "config", "flag", "marker"} {
+	for _, step := range []string{"folder", "temporary", "config", "flag", "flush", "marker"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			m := newStock(t)
@@ -455,7 +458,7 @@ func TestFirstboot_KilledAndStartedAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.step = nil
-			full := step == "flag" || step == "marker"
+			full := step == "flag" || step == "flush" || step == "marker"
 			err := m.run()
 			if !errors.Is(err, errRebooted) || (len(m.left()) == 0) == full || (len(m.pauses) == 0) != full {
 				t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
@@ -517,23 +520,53 @@ func TestFirstboot_NoConfigAfterTheToken(t *testing.T) {
 	}
 }
 
+// ignored boots with a boot loader that does not see the flag.
+func (m *stock) ignored() {
+	m.t.Helper()
+	flag, hidden := filepath.Join(m.paths.Boot, "ignition.firstboot"), m.paths.Boot+"-flag"
+	if err := os.Rename(flag, hidden); err != nil {
+		m.t.Fatal(err)
+	}
+	m.powerOn()
+	if err := os.Rename(hidden, flag); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
 // Otherwise the machine would attest and reboot indefinitely.
 func TestFirstboot_StopsIfIgnitionIgnoresTheConfig(t *testing.T) {
 	m := newStock(t)
 	if err := m.run(); !errors.Is(err, errRebooted) {
 		t.Fatal(err)
 	}
-	// A boot loader that does not know the flag.
-	m.tpm.Reboot()
-	m.write(m.paths.BootID, strings.Repeat("z", 36))
-	if err := os.RemoveAll(m.paths.Run); err != nil {
-		t.Fatal(err)
+	m.ignored()
+	for range 2 { // the second run is one of the same boot
+		if err := m.run(); !errors.Is(err, errRebooted) || !strings.Contains(m.out.String(), "rebooting once more") {
+			t.Fatalf("%v, left %v\n%s", err, m.left(), m.out.String())
+		}
 	}
+	m.ignored()
 	err := m.run()
 	if !errors.Is(err, errNotApplied) || len(m.left()) > 0 || len(m.verifier.Claims()) != 1 {
 		t.Fatalf("%v, left %v", err, m.left())
 	}
 	m.wantFullConfig(2)
+}
+
+// After a power loss the boot loader may not see the flag, which is in the journal of the file system.
+func TestFirstboot_BootsAgainIfTheBootLoaderDidNotSeeTheFlag(t *testing.T) {
+	m := newStock(t)
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatal(err)
+	}
+	m.ignored()
+	if err := m.run(); !errors.Is(err, errRebooted) || !strings.Contains(m.out.String(), "capped PCR 11") {
+		t.Fatalf("%v, left %v\n%s", err, m.left(), m.out.String())
+	}
+	m.wantFullConfig(1)
+	if len(m.verifier.Claims()) != 1 || m.gets != 1 {
+		t.Errorf("%d attestations, %d uses of tokens", len(m.verifier.Claims()), m.gets)
+	}
 }
 
 // The gate says before the cap that it has no config that this machine reads. Otherwise the machine would

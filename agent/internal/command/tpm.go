@@ -36,7 +36,7 @@ type machineTPM struct {
 func (a *agent) openDevice() (transport.TPMCloser, error) {
 	device, err := tpmdev.Open(a.paths.TPM)
 	absent := errors.Is(err, tpmdev.ErrAbsent)
-	a.hasTPM = a.hasTPM || !absent || paths.Exists(a.paths.Own(tpmFile)) ||
+	a.hasTPM = a.hasTPM || !absent || paths.Exists(a.paths.Own(tpmFile)) || paths.Exists(a.paths.Own(leftFile)) ||
 		paths.Exists(filepath.Join(a.paths.FirstBoot, tpmFile))
 	if absent && a.hasTPM {
 		return nil, hinted{fmt.Errorf("%w: %w", tpmdev.ErrFailed, err), "turn the machine's power off and on. " +

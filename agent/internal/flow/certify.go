@@ -53,15 +53,16 @@ func (e *errRoundEnded) Error() string {
 	return fmt.Sprintf("this machine attests again for its node's certificate: %v", e.cause)
 }
 
-// errHostname reports that this host's name chooses none of the node's names. A name from DHCP arrives after the
+// OtherHostname reports that this host's name chooses none of the node's names. A name from DHCP arrives after the
 // address.
-type errHostname struct {
-	nodes    []string
-	hostname string
+type OtherHostname struct {
+	Nodes    []string
+	Hostname string
 }
 
-func (e *errHostname) Error() string {
-	return fmt.Sprintf("the Node of this machine may have the names %.10q, and its host name is %q", e.nodes, e.hostname)
+func (e *OtherHostname) Error() string {
+	return fmt.Sprintf("the Node of this machine may have the names %q, and its host name is %q",
+		e.Nodes[:min(len(e.Nodes), 10)], e.Hostname)
 }
 
 // certify returns the kubelet's certificate and key. It waits while the Machine has no name, and while
@@ -84,7 +85,7 @@ func (f *Flow) certify(ctx context.Context, s *client.Session, ticket string, ke
 			temporary = denied.Temporary
 			wait = max(wait, min(denied.RetryAfter, maxPause))
 		}
-		if _, ok := errors.AsType[*errHostname](err); ok {
+		if _, ok := errors.AsType[*OtherHostname](err); ok {
 			temporary = required && f.now() < f.certifyUntil
 		}
 		ended := ctx.Err() != nil || endsRound(err)
@@ -127,7 +128,7 @@ func (f *Flow) certifyOnce(ctx context.Context, s *client.Session, ticket string
 	}
 	node, ok := nodecert.Choose(res.GetNodes(), hostname)
 	if !ok {
-		return secret.Bytes{}, final{&errHostname{res.GetNodes(), hostname}}
+		return secret.Bytes{}, final{&OtherHostname{res.GetNodes(), hostname}}
 	}
 	csr, err := key.Request(node)
 	if err != nil {

@@ -77,7 +77,13 @@ type Grant struct {
 	Machine string
 	// NodePair is the kubelet's certificate and key in PEM, or empty.
 	NodePair secret.Bytes
+
+	lifetime time.Duration // of the token; 0 means without a limit
+	since    time.Duration // monotonic: when the token was requested
 }
+
+// Stale reports whether half of the token's lifetime has passed. Ignition may then need a new one.
+func (f *Flow) Stale(g *Grant) bool { return g.lifetime > 0 && f.now()-g.since > g.lifetime/2 }
 
 // Unchanged is the result in which the pointer config stays as it is.
 type Unchanged struct {
@@ -160,12 +166,12 @@ const (
 	// auditDenials is how many temporary denials end the flow under Audit. The gate then serves
 	// every machine, so the boot need not wait for an attestation.
 	auditDenials = 3
-	// refusals is how many new tokens the gate may reject.
+	// refusals is how many new tokens in a row the gate may reject.
 	refusals = 3
-	// deviceTries is how often the TPM may fail.
+	// deviceTries is how often in a row the TPM may fail.
 	deviceTries = 3
-	// cloudTries is how often the metadata service may fail temporarily; with the pauses, about two
-	// minutes.
+	// cloudTries is how often in a row the metadata service may fail temporarily; with the pauses, about
+	// two minutes.
 	cloudTries = 8
 	// callTime is the limit for one round. A slow TPM needs most of it.
 	callTime = 5 * time.Minute
@@ -174,6 +180,7 @@ const (
 // Run attests until one of the results in the package comment. It returns [Unchanged] as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	pause, offline, denials, refused, broken, silent := firstPause, firstOfflinePause, 0, 0, 0, 0
+	// A machine may wait for days, so refused, broken and silent count only failures in a row.
 	enforced := false // a verifier answered, and the pool's mode is Enforce
 	var known mode    // the last mode that a verifier stated
 	f.Dialer.Proxy = t.Proxy
@@ -181,6 +188,9 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	for {
 		var wait time.Duration
 		g, mode, err := f.round(ctx, t)
+		if mode.answered {
+			broken, silent = 0, 0
+		}
 		enforced = enforced || mode.enforced()
 		if mode.name != "" {
 			known = mode
@@ -188,13 +198,13 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		if err == nil {
 			err = f.preflight(ctx, t, g)
 			if err == nil {
-				return &g.Grant, nil
+				return g, nil
 			}
-			if _, ok := errors.AsType[*gateRefusal](err); ok {
-				if refused++; refused >= refusals {
-					return nil, fmt.Errorf("the gate rejected %d new tokens: %w", refused, err)
-				}
-			}
+		}
+		if _, ok := errors.AsType[*gateRefusal](err); !ok {
+			refused = 0
+		} else if refused++; refused >= refusals {
+			return nil, fmt.Errorf("the gate rejected %d new tokens: %w", refused, err)
 		}
 		if _, ok := errors.AsType[*tpmError](err); ok {
 			if broken++; broken >= deviceTries {
@@ -287,6 +297,8 @@ type mode struct {
 	name  string
 	audit bool // the gate serves every machine its full config
 	open  bool // the gate serves a machine without a token its pre-approved config
+	// answered is true if the round had all evidence, and the verifier answered it.
+	answered bool
 }
 
 func (m mode) enforced() bool { return m.name != "" && !m.audit }
@@ -295,15 +307,8 @@ func (m mode) unchanged(err error) error {
 	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name), Open: m.audit, Err: err}
 }
 
-// grant is a Grant that the gate has not accepted yet.
-type grant struct {
-	Grant
-	lifetime time.Duration
-	since    time.Duration // monotonic
-}
-
-// round runs one connection.
-func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
+// round runs one connection. It returns a grant that the gate has not accepted yet.
+func (f *Flow) round(ctx context.Context, t Target) (*Grant, mode, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	s, err := client.Connect(ctx, f.Dialer, t.Origin)
@@ -338,18 +343,19 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	}
 	start := f.now()
 	resp, err := s.Attest(ctx, req)
+	if _, denied := errors.AsType[*client.Denied](err); err == nil || denied {
+		m.answered = true
+	}
 	if err != nil {
 		return nil, m, err
 	}
 	if f.Clock != nil {
 		f.Clock(s.Time(), s.Chains())
 	}
-	g := &grant{
-		Grant: Grant{
-			Token:   secret.New([]byte(resp.GetToken())),
-			Ticket:  secret.New([]byte(resp.GetReportTicket())),
-			Machine: resp.GetMachine(),
-		},
+	g := &Grant{
+		Token:    secret.New([]byte(resp.GetToken())),
+		Ticket:   secret.New([]byte(resp.GetReportTicket())),
+		Machine:  resp.GetMachine(),
 		lifetime: time.Duration(resp.GetTokenLifetimeSeconds()) * time.Second,
 		since:    start,
 	}

@@ -34,7 +34,7 @@ func (e errStale) Error() string {
 
 // preflight asks the gate with HEAD until it accepts the token. HEAD does not count as a use of the
 // token.
-func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
+func (f *Flow) preflight(ctx context.Context, t Target, g *Grant) error {
 	httpClient := f.Dialer.HTTPClient()
 	// A redirect would send the token to another server.
 	httpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -44,7 +44,7 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
 		if err == nil || !again {
 			return err
 		}
-		if g.lifetime > 0 && f.now()-g.since > g.lifetime/2 {
+		if f.Stale(g) {
 			return errStale{err}
 		}
 		f.waiting(err, pause)
@@ -55,7 +55,7 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
 }
 
 // head sends one request. It returns again if a later request may have another result.
-func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *grant) (again bool, err error) {
+func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *Grant) (again bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, t.URL, nil)

@@ -53,8 +53,9 @@ var (
 	Quick = Patience{Try: time.Second, Pause: 100 * time.Millisecond, Total: 500 * time.Millisecond}
 	// Steady is for evidence. The caller begins a new round afterwards.
 	Steady = Patience{Try: 2 * time.Second, Pause: 250 * time.Millisecond, Total: 6 * time.Second}
-	// Endless is for user data. Ignition waits for it indefinitely and would then request the
-	// machine's config without a token. So the agent must not give up earlier.
+	// Endless is for user data. Ignition waits for it for two minutes after the agent, and could then request the
+	// machine's config without a token. So the agent does not give up. It waits longer than Ignition, so that a slow
+	// service does not stop the boot.
 	Endless = Patience{Try: 5 * time.Second, Pause: 250 * time.Millisecond, Total: unlimited}
 )
 

@@ -12,16 +12,20 @@
 // staged a config. So after a crash at any point the next boot is either an ordinary one, or one in
 // which Ignition applies the full config. [Boot.Clear] removes what is left. Both may run again.
 //
-// The config is secret. It is on the boot partition from Stage until Ignition has applied it.
+// Durable is not enough for the boot loader: fsync writes a new name only to the journal of the file system, and GRUB
+// does not read journals. So Stage and Clear also write the journal to its place, see flush.
+//
+// The config is secret. It is on the boot partition from Stage until Ignition has applied it. Clear overwrites it, but
+// Ignition's own unit on CoreOS, which runs before Clear, only deletes it.
 package nextboot
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -46,7 +50,8 @@ var ErrNotMounted = errors.New("the boot partition is not mounted")
 type Boot struct {
 	// Dir is where it is mounted.
 	Dir string
-	// Marker is a file on the root file system, which has the id of the boot that staged a config.
+	// Marker is a file on the root file system, which has the id of the boot that staged a config. After [Boot.Retry]
+	// it also has the id of the boot that called it.
 	Marker string
 	// BootID is the id of this boot.
 	BootID string
@@ -138,6 +143,7 @@ func (b Boot) Stage(content []byte) error {
 			return errors.Join(os.Rename(filepath.Join(dir, temporary), filepath.Join(dir, config)), sync(dir))
 		}},
 		{"flag", func() error { return errors.Join(write(filepath.Join(b.Dir, flag), nil), sync(b.Dir)) }},
+		{"flush", b.flush},
 		{"marker", b.WriteMarker},
 	} {
 		err := s.do()
@@ -156,7 +162,22 @@ func (b Boot) WriteMarker() error {
 	if err := os.MkdirAll(filepath.Dir(b.Marker), 0o755); err != nil {
 		return err
 	}
-	return errors.Join(write(b.Marker, []byte(b.BootID)), sync(filepath.Dir(b.Marker)))
+	return WriteFile(b.Marker, []byte(b.BootID))
+}
+
+// Retry makes the boot loader see a config that an earlier boot staged and that Ignition did not apply, and reports
+// whether the machine should boot again for that. A machine does so only once, because its boot loader may ignore the
+// flag.
+func (b Boot) Retry() (bool, error) {
+	raw, err := os.ReadFile(b.Marker)
+	if err != nil {
+		return false, err
+	}
+	staged, retried, again := strings.Cut(string(raw), "\n")
+	if !b.Staged() || again && retried != b.BootID {
+		return false, nil
+	}
+	return true, errors.Join(b.flush(), WriteFile(b.Marker, []byte(staged+"\n"+b.BootID)))
 }
 
 // Staged reports whether the next boot applies a config.
@@ -166,15 +187,17 @@ func (b Boot) Staged() bool {
 
 // StagedEarlier reports whether an earlier boot staged a config completely.
 func (b Boot) StagedEarlier() bool {
-	id, err := os.ReadFile(b.Marker)
-	return err == nil && !bytes.Equal(id, []byte(b.BootID))
+	raw, err := os.ReadFile(b.Marker)
+	id, _, _ := strings.Cut(string(raw), "\n")
+	return err == nil && id != b.BootID
 }
 
 // Clear removes a config, complete or not, and its marker. The flag goes first, so that no boot finds a
 // flag without its config. Without any of them, Clear does not write to the boot partition. If the marker
 // says that there is a config and the boot partition is not mounted, Clear fails and keeps the marker.
 func (b Boot) Clear() error {
-	if paths.Exists(b.Marker) {
+	staged := paths.Exists(b.Marker)
+	if staged {
 		if err := b.requireMount(); err != nil {
 			return fmt.Errorf("remove the staged config: %w", err)
 		}
@@ -189,14 +212,18 @@ func (b Boot) Clear() error {
 		if !paths.Exists(file) {
 			continue
 		}
+		staged = true
 		if err := b.writable(); err != nil {
 			return fmt.Errorf("make %s writable: %w", b.Dir, err)
 		}
-		errs = append(errs, remove(file), sync(filepath.Dir(file)))
+		errs = append(errs, erase(file), remove(file), sync(filepath.Dir(file)))
 	}
 	// It may have files of others.
 	if err := os.Remove(dir); err == nil {
 		errs = append(errs, sync(b.Dir))
+	}
+	if staged {
+		errs = append(errs, b.flush())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the staged config: %w", err)
@@ -230,6 +257,19 @@ func sync(dir string) error {
 		err = nil
 	}
 	return errors.Join(err, f.Close())
+}
+
+// erase overwrites a file in place: the boot partition is not encrypted, and keeps the content of a deleted file.
+func erase(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		_, err = f.Write(make([]byte, info.Size()))
+	}
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 func remove(path string) error {

@@ -3,11 +3,17 @@
 package nextboot_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/nextboot"
 )
@@ -80,14 +86,15 @@ func TestStage_WritesTheConfigBeforeTheFlag(t *testing.T) {
 // A crash after any step leaves no flag without a full config, and nothing that Clear does not remove.
 func TestStage_CrashAfterEachStep(t *testing.T) {
 	crash := errors.New("power loss")
-	for _, at := range []string{"folder", "temporary", "config", "flag", "marker"} {
+	for _, at := range []string{"folder", "temporary", "config", "flag", "flush", "marker"} {
 		t.Run(at, func(t *testing.T) {
 			b := newBoot(t)
 			b.Step = func(name string) error {
 				got := list(t, b)
 				flagged := slices.Contains(got, "ignition.firstboot")
 				config, _ := os.ReadFile(filepath.Join(b.Dir, "ignition", "config.ign"))
-				if flagged != (name == "flag" || name == "marker") || flagged && string(config) != "a secret" {
+				staged := slices.Contains([]string{"flag", "flush", "marker"}, name)
+				if flagged != staged || flagged && string(config) != "a secret" {
 					t.Errorf("after %s: %v, config %q", name, got, config)
 				}
 				if name == at {
@@ -176,5 +183,123 @@ func TestClear_KeepsForeignFiles(t *testing.T) {
 	}
 	if got := list(t, b); !slices.Equal(got, []string{"ignition", "ignition/foreign"}) {
 		t.Errorf("%v", got)
+	}
+}
+
+// The boot partition is not encrypted.
+func TestClear_OverwritesTheConfig(t *testing.T) {
+	b := newBoot(t)
+	crash := errors.New("power loss")
+	for _, at := range []string{"temporary", "marker"} {
+		b.Step = func(name string) error {
+			if name == at {
+				return crash
+			}
+			return nil
+		}
+		if err := b.Stage([]byte("a secret")); !errors.Is(err, crash) {
+			t.Fatal(err)
+		}
+		blocks := filepath.Join(t.TempDir(), "blocks")
+		for _, name := range []string{".mcs-attest.tmp", "config.ign"} {
+			_ = os.Link(filepath.Join(b.Dir, "ignition", name), blocks)
+		}
+		if err := b.Clear(); err != nil {
+			t.Fatal(err)
+		}
+		if raw, err := os.ReadFile(blocks); err != nil || string(raw) != "\x00\x00\x00\x00\x00\x00\x00\x00" {
+			t.Errorf("after a crash with %s, the disk has %q, %v", at, raw, err)
+		}
+	}
+}
+
+func TestRetry_OnlyInOneBoot(t *testing.T) {
+	b := newBoot(t)
+	if err := b.Stage([]byte("a secret")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		boot string
+		want bool
+	}{{"two", true}, {"two", true}, {"three", false}, {"three", false}} {
+		b.BootID = c.boot
+		if got, err := b.Retry(); got != c.want || err != nil || !b.StagedEarlier() {
+			t.Errorf("in boot %s: %v, %v", c.boot, got, err)
+		}
+	}
+	if err := b.Clear(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Stage([]byte("a secret")); err != nil {
+		t.Fatal(err)
+	}
+	// A crash can leave an empty marker.
+	if err := os.WriteFile(b.Marker, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for boot, want := range []bool{true, false} {
+		b.BootID = "another one" + strings.Repeat("!", boot)
+		if got, err := b.Retry(); got != want || err != nil {
+			t.Errorf("with another config: %v, %v", got, err)
+		}
+	}
+	b.BootID = "another one"
+	if err := os.Remove(filepath.Join(b.Dir, "ignition.firstboot")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.Retry(); got || err != nil {
+		t.Errorf("without the flag: %v, %v", got, err)
+	}
+}
+
+// GRUB does not read the journal of a file system. debugfs does not either.
+func TestStage_TheBootLoaderSeesTheFlagAfterAPowerLoss(t *testing.T) {
+	if _, err := os.Stat("/dev/loop-control"); err != nil || os.Geteuid() != 0 {
+		t.Skip("mounting a file system requires root and loop devices")
+	}
+	run := func(name string, args ...string) string {
+		t.Helper()
+		out, err := exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		return string(out)
+	}
+	// The mount ends with this thread.
+	runtime.LockOSThread()
+	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		t.Fatal(err)
+	}
+	b := newBoot(t)
+	image := filepath.Join(t.TempDir(), "image")
+	run("mkfs.ext4", "-q", image, "64M")
+	run("mount", "-o", "loop", image, b.Dir)
+	defer func() { run("umount", b.Dir) }()
+	secret := bytes.Repeat([]byte("the pull secret "), 1<<12)
+	after := func(step string) (names string, remnants int) {
+		t.Helper()
+		disk := filepath.Join(t.TempDir(), "disk")
+		run("cp", "--sparse=always", image, disk)
+		raw, err := os.ReadFile(disk)
+		if err != nil {
+			t.Fatalf("after %s: %v", step, err)
+		}
+		return run("debugfs", "-R", "ls -p /", disk), bytes.Count(raw, secret[:16])
+	}
+	if err := b.Stage(secret); err != nil {
+		t.Fatal(err)
+	}
+	if names, n := after("Stage"); !strings.Contains(names, "ignition.firstboot") || n == 0 {
+		t.Errorf("after Stage, the disk has the config %d times, and\n%s", n, names)
+	}
+	if err := b.Clear(); err != nil {
+		t.Fatal(err)
+	}
+	if names, n := after("Clear"); strings.Contains(names, "ignition.firstboot") || n != 0 {
+		t.Errorf("after Clear, the disk has the config %d times, and\n%s", n, names)
+	}
+	if err := os.WriteFile(filepath.Join(b.Dir, "thawed"), nil, 0o600); err != nil {
+		t.Error(err)
 	}
 }

@@ -19,8 +19,6 @@ import (
 
 // Options are the differences between machines. The zero value is right for nearly all.
 type Options struct {
-	// EndorsementAuth is the endorsement hierarchy's password; empty by default.
-	EndorsementAuth []byte
 	// Key restricts the EK to one type; "" means the order in the package comment.
 	Key Key
 	// Banks are the PCR banks, if the caller has them from the kernel's sysfs; nil asks the TPM.
@@ -35,6 +33,7 @@ type Identity struct {
 	EKCertificates [][]byte // DER; the EK's own first; empty if the TPM has none
 	EKSPKI         [32]byte // SHA-256 of the EK's SubjectPublicKeyInfo
 	EKType         Key
+	EKNote         string // for the administrator: why a certificate of an EK is not used
 	AKPublic       []byte // TPMT_PUBLIC
 	AKName         []byte
 	AKCertificates [][]byte // DER; the AK's own, if the platform certified it
@@ -80,13 +79,13 @@ func (a *Attester) open() (err error) {
 	if err != nil {
 		return err
 	}
-	if a.ek, a.identity.EKCertificates, err = chooseEK(a.tpm, a.opts, indexes); err != nil {
+	if a.ek, a.identity.EKCertificates, a.identity.EKNote, err = chooseEK(a.tpm, a.opts, indexes); err != nil {
 		return err
 	}
 	if err := usableEK(a.ek.public); err != nil {
 		return err
 	}
-	if a.ak, a.identity.AKCertificates, a.identity.AKNote, err = chooseAK(a.tpm, a.opts, indexes); err != nil {
+	if a.ak, a.identity.AKCertificates, a.identity.AKNote, err = chooseAK(a.tpm, indexes); err != nil {
 		return err
 	}
 	public, err := publicKey(a.ek.public)
@@ -210,7 +209,7 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 	authorize := func(t transport.TPM, session tpm2.TPMISHPolicy, nonce tpm2.TPM2BNonce) error {
 		opened = session
 		_, err := tpm2.PolicySecret{
-			AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(a.opts.EndorsementAuth)},
+			AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
 			PolicySession: session,
 			NonceTPM:      nonce,
 		}.Execute(t)

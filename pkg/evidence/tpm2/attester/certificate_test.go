@@ -15,6 +15,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/big"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,8 +128,12 @@ func TestCertificateOfAnotherTPMIsIgnored(t *testing.T) {
 	ok(t, err)
 	define(t, device, 0x01C0000A, ca.ek(&stranger.PublicKey))
 	define(t, device, 0x01C00002, ca.ek(made(t, device, tpm.RSAEKTemplate)))
-	if id := open(t, device); id.EKType != attester.RSA2048 || len(id.EKCertificates) != 1 {
+	id := open(t, device)
+	if id.EKType != attester.RSA2048 || len(id.EKCertificates) != 1 {
 		t.Errorf("EK %s with %d certificates", id.EKType, len(id.EKCertificates))
+	}
+	if want := "is not the key of the certificate in NV index 0x01c0000a"; !strings.Contains(id.EKNote, want) {
+		t.Errorf("note %q, want %q", id.EKNote, want)
 	}
 }
 
@@ -144,8 +149,12 @@ func TestGarbageInNVIsIgnored(t *testing.T) {
 			_, device := simulated(t)
 			define(t, device, 0x01C0000A, garbage)
 			define(t, device, 0x01C00100, garbage)
-			if id := open(t, device); id.EKType != attester.ECCP256 || len(id.EKCertificates) != 0 {
+			id := open(t, device)
+			if id.EKType != attester.ECCP256 || len(id.EKCertificates) != 0 {
 				t.Errorf("EK %s with %d certificates", id.EKType, len(id.EKCertificates))
+			}
+			if !strings.Contains(id.EKNote, "NV index 0x01c0000a") {
+				t.Errorf("note %q", id.EKNote)
 			}
 		})
 	}
@@ -160,9 +169,9 @@ func TestChainInNV(t *testing.T) {
 	define(t, device, 0x01C00101, append(bytes.Clone(all[200:]), 0, 0, 0))
 	define(t, device, 0x01C00100, all[:200])
 	id := open(t, device)
-	if len(id.EKCertificates) != 3 || !bytes.Equal(id.EKCertificates[1], ca.cert.Raw) ||
+	if len(id.EKCertificates) != 3 || id.EKNote != "" || !bytes.Equal(id.EKCertificates[1], ca.cert.Raw) ||
 		!bytes.Equal(id.EKCertificates[2], above.cert.Raw) {
-		t.Errorf("%d certificates", len(id.EKCertificates))
+		t.Errorf("%d certificates, note %q", len(id.EKCertificates), id.EKNote)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
@@ -47,13 +46,13 @@ func ofAKSlot(index uint32) bool {
 // chooseAK returns the AK that the platform certified, with its certificate, or else the attester's
 // own AK. If there is a certified AK that cannot be used, note is the reason. That is not an error,
 // because the policy may not require the certificate.
-func chooseAK(t transport.TPM, opts Options, indexes []uint32) (ak key, certificates [][]byte, note string, err error) {
-	var notes []string
+func chooseAK(t transport.TPM, indexes []uint32) (ak key, certificates [][]byte, note string, err error) {
+	var notes []error
 	for _, s := range akSlots {
 		if !slices.Contains(indexes, s.certificate) {
 			continue
 		}
-		ak, certificate, err := certifiedAK(t, opts, s, indexes)
+		ak, certificate, err := certifiedAK(t, s, indexes)
 		if err == nil {
 			return ak, [][]byte{certificate}, "", nil
 		}
@@ -61,22 +60,22 @@ func chooseAK(t transport.TPM, opts Options, indexes []uint32) (ak key, certific
 		if !Permanent(err) {
 			return key{}, nil, "", err
 		}
-		notes = append(notes, err.Error())
+		notes = append(notes, err)
 	}
-	if ak, err = createAK(t, opts); err != nil {
+	if ak, err = createAK(t); err != nil {
 		return key{}, nil, "", err
 	}
-	return ak, nil, strings.Join(notes, "; "), nil
+	return ak, nil, joined(notes), nil
 }
 
-func certifiedAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key, []byte, error) {
+func certifiedAK(t transport.TPM, s akSlot, indexes []uint32) (key, []byte, error) {
 	certificate, want, err := readCertificate(t, s.certificate)
 	if err != nil {
 		return key{}, nil, err
 	}
 	var ak key
 	if s.template != 0 {
-		ak, err = templateAK(t, opts, s, indexes)
+		ak, err = templateAK(t, s, indexes)
 	} else {
 		ak, err = persistentAK(t, s)
 	}
@@ -93,7 +92,7 @@ func certifiedAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key
 	return ak, certificate, nil
 }
 
-func templateAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key, error) {
+func templateAK(t transport.TPM, s akSlot, indexes []uint32) (key, error) {
 	if !slices.Contains(indexes, s.template) {
 		return key{}, unfit{fmt.Errorf("NV index 0x%08x has no template", s.template)}
 	}
@@ -109,7 +108,7 @@ func templateAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key,
 	if err := usableAK(*template); err != nil {
 		return key{}, err
 	}
-	return createPrimary(t, opts.EndorsementAuth, *template)
+	return createPrimary(t, *template)
 }
 
 func persistentAK(t transport.TPM, s akSlot) (key, error) {

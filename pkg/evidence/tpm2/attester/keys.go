@@ -10,14 +10,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// ErrEndorsementOwned reports that the endorsement hierarchy has an authorization value other than
-// the given one. A retry does not help, but does no harm: this error does not count towards the
-// TPM's lockout.
+// ErrEndorsementOwned reports that the endorsement hierarchy has an authorization value. A retry does
+// not help, but does no harm: this error does not count towards the TPM's lockout.
 var ErrEndorsementOwned = errors.New("the TPM's endorsement hierarchy has a password from an earlier owner")
 
 // key is one object in the TPM.
@@ -42,9 +42,9 @@ func (k key) flush(t transport.TPM) error {
 // marshaled returns the key's TPMT_PUBLIC.
 func (k key) marshaled() []byte { return tpm2.Marshal(k.public) }
 
-func createPrimary(t transport.TPM, auth []byte, template tpm2.TPMTPublic) (key, error) {
+func createPrimary(t transport.TPM, template tpm2.TPMTPublic) (key, error) {
 	rsp, err := tpm2.CreatePrimary{
-		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(auth)},
+		PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(nil)},
 		InPublic:      tpm2.New2B(template),
 	}.Execute(t)
 	if errors.Is(err, tpm2.TPMRCBadAuth) || errors.Is(err, tpm2.TPMRCAuthFail) {
@@ -79,8 +79,9 @@ func readKey(t transport.TPM, handle uint32) (k key, ok bool, err error) {
 		nil
 }
 
-// chooseEK follows the order in the package comment.
-func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certificates [][]byte, err error) {
+// chooseEK follows the order in the package comment. If there is a certificate that cannot be used, note is the reason.
+// That is not an error, because the policy may not require a certificate.
+func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certificates [][]byte, note string, err error) {
 	var notes []error
 	for _, s := range slots {
 		if !opts.allows(s.key) || !slices.Contains(indexes, s.certificate) {
@@ -88,10 +89,10 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 		}
 		certificate, public, err := readCertificate(t, s.certificate)
 		if err == nil {
-			ek, err = findEK(t, opts, s, indexes, public)
+			ek, err = findEK(t, s, indexes, public)
 		}
 		if err != nil && !Permanent(err) {
-			return key{}, nil, err
+			return key{}, nil, "", err
 		}
 		if err != nil {
 			notes = append(notes, err)
@@ -99,15 +100,27 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 		}
 		intermediates, err := chain(t, indexes, maxCertificates-1)
 		if err != nil && !Permanent(err) {
-			return key{}, nil, errors.Join(err, ek.flush(t))
+			return key{}, nil, "", errors.Join(err, ek.flush(t))
 		}
-		return ek, append([][]byte{certificate}, intermediates...), nil
+		if err != nil {
+			notes = append(notes, err)
+		}
+		return ek, append([][]byte{certificate}, intermediates...), joined(notes), nil
 	}
 	ek, err = defaultEK(t, opts, indexes)
 	if err != nil {
-		return key{}, nil, errors.Join(append(notes, err)...)
+		return key{}, nil, "", errors.Join(append(notes, err)...)
 	}
-	return ek, nil, nil
+	return ek, nil, joined(notes), nil
+}
+
+// joined returns errors as one line, or "".
+func joined(errs []error) string {
+	texts := make([]string, 0, len(errs))
+	for _, err := range errs {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
 }
 
 // unfit marks content of the TPM that cannot be used, on this and every boot.
@@ -149,13 +162,13 @@ func readCertificate(t transport.TPM, index uint32) ([]byte, crypto.PublicKey, e
 }
 
 // findEK loads or creates the key of a certificate.
-func findEK(t transport.TPM, opts Options, s slot, indexes []uint32, want crypto.PublicKey) (key, error) {
+func findEK(t transport.TPM, s slot, indexes []uint32, want crypto.PublicKey) (key, error) {
 	if k, ok, err := readKey(t, s.persistent); err != nil {
 		return key{}, err
 	} else if ok && sameKey(k.public, want) {
 		return k, nil
 	}
-	k, err := createEK(t, opts, s, indexes)
+	k, err := createEK(t, s, indexes)
 	if err != nil {
 		return key{}, fmt.Errorf("creating the EK (%s): %w", s.key, err)
 	}
@@ -169,7 +182,7 @@ func findEK(t transport.TPM, opts Options, s slot, indexes []uint32, want crypto
 	return k, nil
 }
 
-func createEK(t transport.TPM, opts Options, s slot, indexes []uint32) (key, error) {
+func createEK(t transport.TPM, s slot, indexes []uint32) (key, error) {
 	template := s.public()
 	if s.template != 0 && slices.Contains(indexes, s.template) {
 		data, err := nvRead(t, s.template)
@@ -191,7 +204,7 @@ func createEK(t transport.TPM, opts Options, s slot, indexes []uint32) (key, err
 			return key{}, err
 		}
 	}
-	return createPrimary(t, opts.EndorsementAuth, template)
+	return createPrimary(t, template)
 }
 
 // defaultEK is used if no certificate fits.
@@ -205,7 +218,7 @@ func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 				continue
 			}
 			tried[k] = true
-			ek, err := createEK(t, opts, s, indexes)
+			ek, err := createEK(t, s, indexes)
 			if err == nil || !Permanent(err) {
 				return ek, err
 			}
@@ -215,13 +228,13 @@ func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 	return key{}, errors.Join(append(notes, errors.New("the TPM has no EK of a supported type"))...)
 }
 
-func createAK(t transport.TPM, opts Options) (key, error) {
-	ak, err := createPrimary(t, opts.EndorsementAuth, akECC())
+func createAK(t transport.TPM) (key, error) {
+	ak, err := createPrimary(t, akECC())
 	for _, rc := range []tpm2.TPMRC{tpm2.TPMRCCurve, tpm2.TPMRCType, tpm2.TPMRCAsymmetric, tpm2.TPMRCScheme,
 		tpm2.TPMRCValue} {
 		if errors.Is(err, rc) {
 			// The TPM supports only RSA.
-			ak, err = createPrimary(t, opts.EndorsementAuth, akRSA())
+			ak, err = createPrimary(t, akRSA())
 			break
 		}
 	}
