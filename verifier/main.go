@@ -9,16 +9,10 @@ package main
 import (
 	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the program without a cleanup
-	code := cli.Main(ctx, os.Args)
-	stop()
-	os.Exit(code)
+	os.Exit(cli.Main(context.Background(), os.Args))
 }

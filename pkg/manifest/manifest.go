@@ -27,6 +27,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -46,7 +47,7 @@ type Problem struct {
 	Warning bool   `json:"warning,omitempty"`
 }
 
-// Error returns "file:line: problem; how to fix it".
+// Error returns "file:line: problem; how to fix it". The text can be from the file, so it is made printable.
 func (p Problem) Error() string {
 	s := p.File
 	if p.Line > 0 {
@@ -60,7 +61,24 @@ func (p Problem) Error() string {
 	if p.Want != "" {
 		s += "; " + p.Want
 	}
-	return s
+	return Printable(s)
+}
+
+// Printable replaces characters that could control a terminal. Newlines and tabs stay.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) && r != '\n' && r != '\t' || r == unicode.ReplacementChar {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// Empty returns the problem of a file without any document. An interrupted write or a full disk must not
+// remove what was in force.
+func Empty(file string) Problem {
+	return Problem{File: file, What: "the file has no document",
+		Want: "delete the file if its content must no longer be in force"}
 }
 
 // Failed reports whether a problem is not just a warning.

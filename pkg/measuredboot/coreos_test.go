@@ -4,6 +4,7 @@ package measuredboot_test
 
 import (
 	"bytes"
+	"context"
 	"debug/pe"
 	"encoding/binary"
 	"errors"
@@ -82,7 +83,7 @@ func fromBootFiles(dir string) ([]measuredboot.ReferenceValues, error) {
 		return nil, err
 	}
 	defer root.Close()
-	return measuredboot.FromBootFiles("coreos", root.FS())
+	return measuredboot.FromBootFiles(context.Background(), "coreos", root.FS())
 }
 
 func refValsOf(t testing.TB, dir string) []measuredboot.ReferenceValues {
@@ -398,7 +399,7 @@ func TestFromBootFiles_DeniesIncompleteImages(t *testing.T) {
 
 // A name selects the document, so a caller must give one.
 func TestFromBootFiles_ChecksItsDocuments(t *testing.T) {
-	r, err := measuredboot.FromBootFiles("", os.DirFS(coreOS(t)))
+	r, err := measuredboot.FromBootFiles(t.Context(), "", os.DirFS(coreOS(t)))
 	if err == nil || !strings.HasPrefix(err.Error(), "metadata.name is empty") {
 		t.Errorf("got %v, %v", r, err)
 	}
@@ -439,7 +440,7 @@ func TestFromBootFiles_DeniesFilesThatItCannotRead(t *testing.T) {
 		initrdA:         {`an entry loads "` + initrdA + `", which does not exist`, "input/output error"},
 	} {
 		for opens, want := range map[bool]string{false: c.open, true: c.read} {
-			r, err := measuredboot.FromBootFiles("x", unreadable{os.DirFS(dir), name, opens})
+			r, err := measuredboot.FromBootFiles(t.Context(), "x", unreadable{os.DirFS(dir), name, opens})
 			if err == nil || err.Error() != want {
 				t.Errorf("%s: got %v, %v, expected %s", name, r, err, want)
 			}
@@ -516,7 +517,8 @@ func TestFromBootFiles_LimitsTheNumberOfFiles(t *testing.T) {
 		"more configurations": {files(257, "%03d/grub.cfg"),
 			"256/grub.cfg: GRUB reads more than 256 configurations and entries"},
 	} {
-		if r, err := measuredboot.FromBootFiles("x", c.files); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+		r, err := measuredboot.FromBootFiles(t.Context(), "x", c.files)
+		if err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%s: got %v, %v", name, r, err)
 		}
 	}
@@ -541,6 +543,81 @@ func TestFromBootFiles_LimitsTheNumberOfEntries(t *testing.T) {
 	if r, err := fromBootFiles(dir); err == nil || err.Error() != want {
 		t.Errorf("got %d documents, %v", len(r), err)
 	}
+}
+
+// An image can load one archive any number of times, each time with another device.
+func TestFromBootFiles_LimitsWhatItReads(t *testing.T) {
+	dir := coreOS(t)
+	copyFile(t, dir, "vmlinuz", "uki/testdata/signed.efi")
+	put(t, dir, "initrd.img", "initramfs")
+	entry := func(n, archives int) string {
+		text := fmt.Sprintf("menuentry x {\n linux /vmlinuz n=%d\n", n)
+		for i := range archives {
+			text += fmt.Sprintf(" initrd (hd%d)/initrd.img\n", i)
+		}
+		return text + "}\n"
+	}
+	put(t, dir, "grub2/grub.cfg", entry(1, 64)+entry(2, 64)+entry(3, 1)+entry(4, 1))
+	files := &observed{FS: os.DirFS(dir), name: "initrd.img"}
+	r, err := measuredboot.FromBootFiles(t.Context(), "x", files)
+	if err != nil || len(r) != 4 || len(r[1].Loads) != 65 || len(r[3].Loads) != 2 {
+		t.Fatalf("the most archives: %d documents, %v", len(r), err)
+	}
+	if files.opened != 65 {
+		t.Errorf("read an archive %d times, expected once for each list of archives", files.opened)
+	}
+	put(t, dir, "grub2/grub.cfg", entry(1, 65))
+	const want = `an entry of "/vmlinuz" loads more than 64 initramfs archives`
+	if r, err := fromBootFiles(dir); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("more archives: got %d documents, %v", len(r), err)
+	}
+}
+
+// A sparse file has any size.
+func TestFromBootFiles_StopsWithItsContext(t *testing.T) {
+	dir := coreOS(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	endless := &observed{FS: os.DirFS(dir), name: initrdA, read: cancel}
+	if r, err := measuredboot.FromBootFiles(ctx, "x", endless); !errors.Is(err, context.Canceled) {
+		t.Errorf("in a file: got %d documents, %v", len(r), err)
+	}
+	if r, err := measuredboot.FromBootFiles(ctx, "x", os.DirFS(t.TempDir())); !errors.Is(err, context.Canceled) {
+		t.Errorf("before the first file: got %d documents, %v", len(r), err)
+	}
+}
+
+// observed is a file system that counts how often a file is opened. If read is set, the file has no end, and
+// each read calls it.
+type observed struct {
+	fs.FS
+	name   string
+	opened int
+	read   func()
+}
+
+func (o *observed) Open(name string) (fs.File, error) {
+	f, err := o.FS.Open(name)
+	if name != o.name || err != nil {
+		return f, err
+	}
+	o.opened++
+	if o.read == nil {
+		return f, nil
+	}
+	return endlessFile{f, o.read}, nil
+}
+
+// Stat implements fs.StatFS.
+func (o *observed) Stat(name string) (fs.FileInfo, error) { return fs.Stat(o.FS, name) }
+
+type endlessFile struct {
+	fs.File
+	read func()
+}
+
+func (f endlessFile) Read(b []byte) (int, error) {
+	f.read()
+	return len(b), nil
 }
 
 // shimWith returns shim with another content of its section .vendor_cert.

@@ -4,6 +4,8 @@ package measuredboot
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +27,8 @@ const (
 	maxScripts = 256     // configurations, environments and entries
 	maxScript  = 1 << 20 // bytes of one of them
 	maxPaths   = 1 << 14 // files of all kinds
-	maxEntries = 256     // that load an initramfs, each of which is read
+	maxEntries = 256     // that load an initramfs
+	maxRead    = 1 << 36 // bytes of all files; a file that several entries load counts each time
 )
 
 // FromBootFiles computes the reference values of an image that boots with shim and GRUB, one document
@@ -40,9 +43,11 @@ const (
 //     An entry whose root= the kernel mounts without an initramfs is an error.
 //   - The MOK lists are those of a machine without keys of its own: shim's vendor certificate.
 //
-// Versions of one loader in several folders are alternatives.
-func FromBootFiles(name string, files fs.FS) ([]ReferenceValues, error) {
-	s := &bootFiles{files: files, done: map[grub.File]bool{}, known: map[string]bool{}}
+// Versions of one loader in several folders are alternatives. The image is untrusted: what is read of it has
+// limits, and reading stops when ctx ends.
+func FromBootFiles(ctx context.Context, name string, files fs.FS) ([]ReferenceValues, error) {
+	s := &bootFiles{files: files, stopped: ctx.Err, left: maxRead, done: map[grub.File]bool{}, known: map[string]bool{},
+		hashed: map[string]archives{}}
 	if err := fs.WalkDir(files, ".", s.visit); err != nil {
 		return nil, err
 	}
@@ -128,9 +133,12 @@ func distinct(entries []grub.Entry) (out []grub.Entry) {
 // bootFiles is what a boot partition contains.
 type bootFiles struct {
 	files               fs.FS
-	paths               []string           // of all regular files
-	done                map[grub.File]bool // paths that are compared with all files
-	known               map[string]bool    // files that are in configs
+	stopped             func() error        // the error of the caller's context
+	left                int64               // number of bytes that may still be read
+	hashed              map[string]archives // by their paths
+	paths               []string            // of all regular files
+	done                map[grub.File]bool  // paths that are compared with all files
+	known               map[string]bool     // files that are in configs
 	shim, grub, configs []Component
 	mok                 []Component
 	scripts             []grub.Script
@@ -262,7 +270,7 @@ func (l *limited) Write(b []byte) (int, error) {
 
 // visit adds one file.
 func (s *bootFiles) visit(p string, d fs.DirEntry, err error) error {
-	if err != nil {
+	if err = cmp.Or(err, s.stopped()); err != nil {
 		return err
 	}
 	dir, base := path.Split(strings.ToLower(p))
@@ -343,7 +351,7 @@ func (s *bootFiles) read(p string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxBootFile+1))
+	b, err := io.ReadAll(io.LimitReader(imageReader{f, s}, maxBootFile+1))
 	if len(b) > maxBootFile {
 		err = fmt.Errorf("%s has more than %d bytes", p, maxBootFile)
 	}

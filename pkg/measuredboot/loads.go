@@ -24,22 +24,42 @@ func (s *bootFiles) kernel(r *ReferenceValues, entry grub.Entry) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	r.Loads = append(r.Loads, Component{Name: name, Digests: digestsOf(image)})
-	whole := newHashes()
+	paths := make([]string, len(entry.Initrds))
 	for i, p := range entry.Initrds {
-		at, err := s.locate(p)
-		if err != nil {
+		if paths[i], err = s.locate(p); err != nil {
 			return err
-		}
-		d, err := s.archive(at, whole)
-		if err != nil {
-			return err
-		}
-		r.Loads = append(r.Loads, Component{Name: "/" + at, Digests: d})
-		if i > 0 {
-			r.Initrd = whole.sum()
 		}
 	}
-	return nil
+	a, err := s.archives(paths)
+	r.Loads, r.Initrd = append(r.Loads, a.loads...), a.whole
+	return err
+}
+
+// archives are the initramfs archives of an entry.
+type archives struct {
+	loads []Component
+	whole Digests // of all archives as one file, if there are several
+}
+
+// archives hashes initramfs archives. Entries with the same archives cause one read.
+func (s *bootFiles) archives(paths []string) (a archives, err error) {
+	key := strings.Join(paths, "\x00")
+	if a, ok := s.hashed[key]; ok {
+		return a, nil
+	}
+	whole := newHashes()
+	for _, p := range paths {
+		d, err := s.archive(p, whole)
+		if err != nil {
+			return archives{}, err
+		}
+		a.loads = append(a.loads, Component{Name: "/" + p, Digests: d})
+	}
+	if len(paths) > 1 {
+		a.whole = whole.sum()
+	}
+	s.hashed[key] = a
+	return a, nil
 }
 
 // hashes are the hashes of all banks of reference values.
@@ -81,8 +101,26 @@ func (s *bootFiles) digest(p string, to io.Writer) (d Digests, size int64, err e
 	}
 	defer f.Close()
 	h := newHashes()
-	size, err = io.Copy(io.MultiWriter(h, to), f)
+	size, err = io.Copy(io.MultiWriter(h, to), imageReader{f, s})
 	return h.sum(), size, err
+}
+
+// imageReader reads a file of the image until the caller's context ends. It limits what is read of all files,
+// because an image can name a file repeatedly, and a sparse file has any size.
+type imageReader struct {
+	io.Reader
+	s *bootFiles
+}
+
+func (r imageReader) Read(b []byte) (int, error) {
+	if err := r.s.stopped(); err != nil {
+		return 0, err
+	}
+	n, err := r.Reader.Read(b)
+	if r.s.left -= int64(n); r.s.left < 0 {
+		return 0, fmt.Errorf("the files that the image loads have more than %d bytes", maxRead)
+	}
+	return n, err
 }
 
 // locate returns the file for a path of GRUB, whose device is unknown here.

@@ -19,10 +19,11 @@ func release(b *boot) *Finding {
 	if len(b.images) == 0 {
 		return onPCR(4, "the images of the reference values", "no reference values")
 	}
+	stub := b.stubEvents()
 	var closest *Finding
 	most := -1
 	for _, r := range b.images {
-		f, n := b.matches(r)
+		f, n := b.matches(r, stub)
 		if f == nil {
 			b.result.Image = r.Metadata.Name
 			return nil
@@ -43,15 +44,14 @@ const (
 
 // matches compares every event of PCRs 4, 8, 9 and 14 with one document. It also returns the number of
 // events before the finding.
-func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
+func (b *boot) matches(r *ReferenceValues, stub stubEvents) (*Finding, int) {
 	if !r.ofUKI() && (len(r.CommandLines) == 0 || len(r.Loads) == 0) {
 		return onPCR(8, "a command line and loads in "+r.Metadata.Name, "none, so the document is not for profile release"), 0
 	}
 	images := r.images()
 	owners := &componentList{what: "a MOK list", known: r.MOK, once: true}
-	script := &grubScript{refs: r}
-	stub, finding := b.stubEvents(r)
-	left := b.count(9) - stub
+	script := &grubScript{refs: r, commands: newPatterns(r.Commands), commandLines: newPatterns(r.CommandLines)}
+	left := b.count(9) - stub.n
 	files := &fileList{componentList: componentList{what: "a file", known: r.Files}, loads: r.Loads, left: left}
 	for i := range b.log.Events {
 		e := &b.log.Events[i]
@@ -85,7 +85,7 @@ func (b *boot) matches(r *ReferenceValues) (*Finding, int) {
 		return onPCR(9, fmt.Sprintf("the %d files that %s loads", len(r.Loads), r.Metadata.Name),
 			fmt.Sprintf("%d files", n)), all
 	}
-	return cmp.Or(files.absent(9, r), script.end(), finding), all
+	return cmp.Or(files.absent(9, r), script.end(), stub.compare(r)), all
 }
 
 // count returns the number of events of a PCR.
@@ -170,8 +170,9 @@ func (l *fileList) admit(bank uint16, e *eventlog.Event, r *ReferenceValues) *Fi
 // boot. Otherwise the machine could load the kernel again, without the initramfs, or read a file with the
 // content of the initramfs that it does not load.
 type grubScript struct {
-	refs *ReferenceValues
-	step int // number of [steps] that are done
+	refs                   *ReferenceValues
+	commands, commandLines patterns
+	step                   int // number of [steps] that are done
 }
 
 var steps = [...]string{"the command linux", "the kernel command line", "the command initrd"}
@@ -181,11 +182,11 @@ func (s *grubScript) admit(bank uint16, e *eventlog.Event) *Finding {
 	if !ok {
 		return onEvent(e, "the digest of a text of GRUB", hexValue(e.Digest))
 	}
-	known, what := s.refs.Commands, "command"
+	known, what := s.commands, "command"
 	if isCommandLine(text) {
-		known, what = s.refs.CommandLines, "kernel command line"
+		known, what = s.commandLines, "kernel command line"
 	}
-	if want, got := differ(known, text); got != "" {
+	if want, got := known.differ(text); got != "" {
 		return onEvent(e, fmt.Sprintf("a %s of %s%s", what, s.refs.Metadata.Name, want), got)
 	}
 	command, _, _ := strings.Cut(text, " ")
@@ -261,18 +262,26 @@ type Words string
 
 const wild = "._:,/@+()-"
 
-// common returns the number of words that match before the first difference, or -1 for no difference.
+// common returns the number of words that match before the first difference, or -1 for no difference. The
+// text is untrusted and compared with many patterns, so it is only read up to the difference.
 func (w Words) common(text string) int {
-	want, got := strings.Split(string(w), " "), strings.Split(text, " ")
-	for i := range want {
-		if i >= len(got) || !matchWord(want[i], got[i]) {
-			return i
+	pattern := string(w)
+	for n := 0; ; n++ {
+		want, wanted, more := strings.Cut(pattern, " ")
+		if literal, _, _ := strings.Cut(want, "*"); !strings.HasPrefix(text, literal) {
+			return n // before the end of a long word is searched
 		}
+		got, rest, follows := strings.Cut(text, " ")
+		switch {
+		case !matchWord(want, got):
+			return n
+		case !more && !follows:
+			return -1
+		case more != follows:
+			return n + 1
+		}
+		pattern, text = wanted, rest
 	}
-	if len(got) > len(want) {
-		return len(want)
-	}
-	return -1
 }
 
 // matchWord compares one word. It needs no backtracking: each part after an asterisk is searched at its
@@ -307,23 +316,43 @@ func isWild(s string) bool {
 	return true
 }
 
+// patterns are the known texts of one kind. A log can have thousands of texts, so only patterns with an
+// asterisk are compared one by one.
+type patterns struct {
+	all   []Words
+	exact map[Words]bool // a pattern also matches itself
+	wild  []Words
+}
+
+func newPatterns(all []Words) patterns {
+	p := patterns{all: all, exact: map[Words]bool{}}
+	for _, w := range all {
+		p.exact[w] = true
+		if strings.Contains(string(w), "*") {
+			p.wild = append(p.wild, w)
+		}
+	}
+	return p
+}
+
 // differ compares a text with the known patterns. If none matches, it returns what was expected by the
 // pattern that matches most words, and the first word that differs.
-func differ(known []Words, text string) (want, got string) {
+func (p patterns) differ(text string) (want, got string) {
+	matches := func(w Words) bool { return w.common(text) < 0 }
+	if p.exact[Words(text)] || slices.ContainsFunc(p.wild, matches) {
+		return "", ""
+	}
 	best, at := Words(""), -1
-	for _, w := range known {
-		n := w.common(text)
-		if n < 0 {
-			return "", ""
-		}
-		if n > at {
+	for _, w := range p.all {
+		if n := w.common(text); n > at {
 			best, at = w, n
 		}
 	}
-	words := strings.Split(text, " ")
-	switch {
-	case at < 1: // not even the command is known
+	if at < 1 { // not even the command is known
 		return "", quoted(text)
+	}
+	words := strings.SplitN(text, " ", at+2)
+	switch {
 	case at >= len(words):
 		return fmt.Sprintf(", with the word %s at position %d", quoted(strings.Split(string(best), " ")[at]), at),
 			fmt.Sprintf("the end of %s", quoted(text))

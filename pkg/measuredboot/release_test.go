@@ -5,6 +5,7 @@ package measuredboot_test
 import (
 	"bytes"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -528,6 +529,40 @@ func TestAttack_T71_OmittedEventsDoNotReplay(t *testing.T) {
 		})
 		fails(t, b, reason.EventLogReplay)
 	}
+}
+
+// A hostile boot can measure any text into PCR 8. Reading it again for each pattern of each document would
+// cost seconds.
+func TestAttack_T29_ATextOfManyWordsIsNotReadForEachPattern(t *testing.T) {
+	const size = 220 << 10
+	for name, text := range map[string]string{
+		"spaces":                     "x" + strings.Repeat(" ", size),
+		"spaces after a command":     "echo" + strings.Repeat(" ", size),
+		"a long command line":        "/" + strings.Repeat(" ", size),
+		"spaces after a first match": "insmod x" + strings.Repeat(" ", size),
+	} {
+		b := grubBoot(t).booted(t, func(e events) events {
+			like := e[slices.IndexFunc(e, func(e eventlogtest.Event) bool { return e.PCR == 8 })]
+			return append(events{said(like, "grub_cmd: ", text)}, e...)
+		})
+		for i := range 50 {
+			r := references(t, eventlogtest.ShimGRUB)
+			r.Metadata.Name = fmt.Sprint("image-", i)
+			b.refs = append(b.refs, r)
+		}
+		if n := allocated(func() { fails(t, b, reason.MeasuredBoot, "PCR 8") }); n > 100*uint64(len(b.log)) {
+			t.Errorf("%s: a log of %d bytes allocates %d bytes", name, len(b.log), n)
+		}
+	}
+}
+
+// allocated returns how many bytes f allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
 }
 
 func TestValidate_PatternsOfGRUB(t *testing.T) {

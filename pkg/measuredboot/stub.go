@@ -19,10 +19,16 @@ const (
 	initrdName      = "Linux initrd"
 )
 
-// stubEvents returns the number of events of the EFI stub at the end of PCR 9. GRUB measured what it
-// passed to the kernel, so these events must follow from the command line in PCR 8 and from the
-// document.
-func (b *boot) stubEvents(r *ReferenceValues) (n int, f *Finding) {
+// stubEvents are the events of the EFI stub at the end of PCR 9. GRUB measured what it passed to the kernel,
+// so these events must follow from the command line in PCR 8 and from the document.
+type stubEvents struct {
+	n       int
+	initrd  *eventlog.Event // or nil
+	options *Finding        // of the load options
+	bank    uint16
+}
+
+func (b *boot) stubEvents() stubEvents {
 	var line string
 	var events []*eventlog.Event // of PCR 9
 	for i := range b.log.Events {
@@ -36,21 +42,28 @@ func (b *boot) stubEvents(r *ReferenceValues) (n int, f *Finding) {
 			events = append(events, e)
 		}
 	}
-	if len(events) > n && isTagged(events[len(events)-1], initrdName) {
-		e := events[len(events)-1]
-		if !r.wholeInitrd().is(b.bank, e.Digest) {
-			f = onEvent(e, fmt.Sprintf("the initramfs of %s, as GRUB read it", r.Metadata.Name), hexValue(e.Digest))
-		}
-		n++
+	s := stubEvents{bank: b.bank}
+	if len(events) > s.n && isTagged(events[len(events)-1], initrdName) {
+		s.initrd = events[len(events)-1]
+		s.n++
 	}
-	if len(events) > n && isTagged(events[len(events)-1-n], loadOptionsName) {
-		e := events[len(events)-1-n]
+	if len(events) > s.n && isTagged(events[len(events)-1-s.n], loadOptionsName) {
+		e := events[len(events)-1-s.n]
 		if !bytes.Equal(eventlog.Hash(b.bank, loadOptions(line)), e.Digest) {
-			f = onEvent(e, "the load options "+quoted(line)+", as GRUB passed them", hexValue(e.Digest))
+			s.options = onEvent(e, "the load options "+quoted(line)+", as GRUB passed them", hexValue(e.Digest))
 		}
-		n++
+		s.n++
 	}
-	return n, f
+	return s
+}
+
+// compare returns what does not follow from the command line or from a document.
+func (s stubEvents) compare(r *ReferenceValues) *Finding {
+	if s.options == nil && s.initrd != nil && !r.wholeInitrd().is(s.bank, s.initrd.Digest) {
+		return onEvent(s.initrd, fmt.Sprintf("the initramfs of %s, as GRUB read it", r.Metadata.Name),
+			hexValue(s.initrd.Digest))
+	}
+	return s.options
 }
 
 // loadOptions returns what GRUB passes to a kernel for a command line (GRUB,

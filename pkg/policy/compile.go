@@ -38,9 +38,12 @@ type File struct {
 }
 
 // Parse parses the policies of one file and checks each by itself. If a problem is an
-// error, it returns no policies.
+// error, it returns no policies. A file without a policy is an error.
 func Parse(file string, raw []byte) ([]Parsed, []manifest.Problem) {
 	docs, problems := manifest.Split(file, raw)
+	if len(docs) == 0 && len(problems) == 0 {
+		problems = append(problems, manifest.Empty(file))
+	}
 	var parsed []Parsed
 	for _, doc := range docs {
 		if doc.APIVersion != v1alpha1.APIVersion || doc.Kind != v1alpha1.KindAttestationPolicy {

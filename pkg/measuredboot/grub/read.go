@@ -22,6 +22,7 @@ const (
 	maxForm         = 64 << 10
 	maxText         = 16 << 20 // all forms of all commands
 	maxDepth        = 8        // of blocks
+	maxInitrds      = 64       // archives that one entry loads, each of which is hashed
 )
 
 // Format is what GRUB reads from a file.
@@ -198,6 +199,9 @@ func (b *Boot) entry(forms []string) error {
 		for path := range strings.FieldsSeq(args) {
 			if !slices.Contains(e.Initrds, path) {
 				e.Initrds = append(e.Initrds, path)
+			}
+			if len(e.Initrds) > maxInitrds {
+				return fmt.Errorf("an entry of %q loads more than %d initramfs archives", e.Kernel, maxInitrds)
 			}
 		}
 	}

@@ -118,7 +118,8 @@ func (f *Folder) Init() (made bool, err error) {
 	)
 }
 
-// state is the content of the folder. The CA in its Status is the one whose key is in the folder.
+// state is the content of the folder. The CA in its Status is the one whose key is in the folder. A serving
+// certificate without its key cannot be served, so Leaf is nil.
 type state struct {
 	mcscert.Status
 	signer pki.Pair // of CA; empty if its key is stored elsewhere
@@ -149,6 +150,13 @@ func (f *Folder) read() (state, error) {
 		return s, fmt.Errorf("tls/tls.crt: %w", err)
 	}
 	s.Leaf = chain[0]
+	key, err := os.ReadFile(f.path("tls/tls.key"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return s, fmt.Errorf("read the serving certificate's key: %w", err)
+	}
+	if _, err := tls.X509KeyPair(raw, key); err != nil {
+		s.Leaf = nil
+	}
 	if raw, err = os.ReadFile(f.path("tls/ca.key")); err == nil {
 		if block, _ := pem.Decode(raw); block == nil || !strings.HasSuffix(block.Type, "PRIVATE KEY") {
 			return s, fmt.Errorf("%w: it is not a private key in PEM", ErrKey)
@@ -171,12 +179,13 @@ func (f *Folder) read() (state, error) {
 // pointers writes the bundle into the pointer configs of the folder. If dry is true, it changes
 // nothing.
 func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.PointerConfig, error) {
-	names, err := filepath.Glob(f.path("pointers/*.ign"))
+	found, err := fs.Glob(os.DirFS(f.Dir), "pointers/*.ign")
 	if err != nil {
 		return nil, err
 	}
 	var all []mcscert.PointerConfig
-	for _, name := range names {
+	for _, shown := range found {
+		name := f.path(shown)
 		raw, err := os.ReadFile(name)
 		if err != nil {
 			return nil, fmt.Errorf("read pointer config: %w", err)
@@ -185,7 +194,6 @@ func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.Pointer
 		if err != nil {
 			return nil, fmt.Errorf("read pointer config: %w", err)
 		}
-		shown := "pointers/" + filepath.Base(name)
 		next, p := with.Renew(pointer.UserData{Name: shown}, raw)
 		p.Name = shown
 		switch {
@@ -220,6 +228,9 @@ func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	step, err := s.Next(f.now(), now)
 	if err != nil {
 		return "", s.Status, err
+	}
+	if s.Leaf == nil && s.CA != nil { // its key is lost
+		step = mcscert.StepServing
 	}
 	renew := f.newCA
 	if step == mcscert.StepServing {
@@ -310,7 +321,7 @@ func (f *Folder) completeServing() (completed bool, err error) {
 		return false, fmt.Errorf("read the files of an interrupted command: %w", err)
 	}
 	key, err := os.ReadFile(f.path("tls/tls.key"))
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("read the serving certificate's key: %w", err)
 	}
 	if _, err := tls.X509KeyPair(next, key); err != nil {

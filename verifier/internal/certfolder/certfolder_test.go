@@ -46,7 +46,9 @@ type files struct {
 func newFiles(t *testing.T) *files {
 	t.Helper()
 	f := &files{t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
-	f.Folder = &Folder{Dir: t.TempDir(), Hosts: []string{host}, Now: func() time.Time { return f.now }}
+	f.Folder = &Folder{
+		Dir: filepath.Join(t.TempDir(), "v[1]*?"), Hosts: []string{host}, Now: func() time.Time { return f.now },
+	}
 	if made, err := f.Init(); err != nil || !made {
 		t.Fatalf("made %t, %v", made, err)
 	}
@@ -429,6 +431,55 @@ func TestFolderWithoutTheKey(t *testing.T) {
 	}
 	if s := f.inspect(); !f.now.Before(s.Leaf.NotAfter) || len(s.Bundle) != 1 {
 		t.Errorf("until %v, %d CAs", s.Leaf.NotAfter, len(s.Bundle))
+	}
+}
+
+// A serving certificate whose key is lost is due: the verifier cannot start with it.
+func TestDue_ReplacesALostServingKey(t *testing.T) {
+	other := newFiles(t).read("tls/tls.key")
+	for name, lose := range map[string]func(*files){
+		"it is missing":               func(f *files) { _ = os.Remove(filepath.Join(f.Dir, "tls/tls.key")) },
+		"it is another certificate's": func(f *files) { f.write("tls/tls.key", []byte(other)) },
+		"a command was interrupted": func(f *files) {
+			f.write("tls/tls.crt.next", []byte(f.read("tls/tls.crt")))
+			_ = os.Remove(filepath.Join(f.Dir, "tls/tls.key"))
+		},
+	} {
+		for command, renew := range map[string]func(*files) (mcscert.Step, error){
+			"due": func(f *files) (step mcscert.Step, err error) {
+				steps, _, err := f.Due()
+				if len(steps) == 1 {
+					step = steps[0]
+				}
+				return step, err
+			},
+			"rotate": func(f *files) (mcscert.Step, error) {
+				step, _, err := f.Rotate(false)
+				return step, err
+			},
+		} {
+			f := newFiles(t)
+			before := f.inspect()
+			lose(f)
+			if s, err := f.Inspect(); err != nil || s.Leaf != nil {
+				t.Errorf("%s, before %s: a certificate without its key counts, or %v", name, command, err)
+			}
+			if step, err := renew(f); err != nil || step != mcscert.StepServing {
+				t.Errorf("%s, %s: step %q, %v", name, command, step, err)
+			}
+			if s := f.inspect(); s.Leaf == nil || !s.CA.Equal(before.CA) || verify(s.Leaf, f.roots(), f.now) != nil {
+				t.Errorf("%s, after %s: the certificate is not valid for machines", name, command)
+			}
+		}
+	}
+	f := newFiles(t)
+	for _, name := range []string{"tls/tls.key", "tls/ca.key"} {
+		if err := os.Remove(filepath.Join(f.Dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if steps, _, err := f.Due(); err == nil || len(steps) > 0 || !strings.Contains(err.Error(), "put it there") {
+		t.Errorf("without a key of the CA: %v, %v", steps, err)
 	}
 }
 

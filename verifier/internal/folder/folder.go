@@ -20,8 +20,9 @@
 // Snapshot.Incomplete. If it is a policy, the "*" policy does not apply, because the file may be the
 // policy of any pool.
 //
-// Files should be replaced by renaming. A file that is written in place is read after it was unchanged
-// for a short time.
+// Files should be replaced by renaming. A file that is written in place is used after two reads, at least
+// half a second apart, had the same content. So a part of a policy is not in force while a writer pauses
+// for less. A file that was deleted is in force until it has been missing for as long.
 package folder
 
 import (
@@ -45,6 +46,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 // Snapshot is the folder's content at one time. It is immutable.
@@ -68,8 +70,9 @@ func (s *Snapshot) Failed() bool { return manifest.Failed(s.Problems) }
 
 // Folder is a verifier's folder. It is safe for concurrent use.
 type Folder struct {
-	dir  string
-	poll time.Duration
+	dir    string
+	poll   time.Duration
+	settle time.Duration
 
 	snapshot atomic.Pointer[Snapshot]
 
@@ -84,16 +87,25 @@ type Folder struct {
 
 // file is one file's state.
 type file struct {
-	modified time.Time
-	size     int64
-	sum      [sha256.Size]byte
-	readAt   time.Time
+	used    version   // zero if the file must be read again
+	last    version   // of the last read
+	since   time.Time // when last was first read
+	readAt  time.Time
+	missing time.Time // since when; zero if the file exists
+	seen    bool      // the file was used or rejected once
 
 	content  content    // the last good one
 	good     bool       // whether a good state existed
 	failed   trust.File // of anchors that did not parse
 	atStart  bool       // the file existed at the start
 	problems []manifest.Problem
+}
+
+// version identifies a content of a file.
+type version struct {
+	modified int64
+	size     int64
+	sum      [sha256.Size]byte
 }
 
 // Load reads the folder once.
@@ -115,8 +127,8 @@ func Open(dir string) (*Folder, error) {
 	if !info.IsDir() {
 		return nil, fmt.Errorf("read the verifier's folder: %s is a file", dir)
 	}
-	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{},
-		listed: map[string]bool{}}
+	f := &Folder{dir: dir, poll: 2 * time.Second, settle: settleTime, files: map[string]*file{},
+		policies: &policy.Set{}, listed: map[string]bool{}}
 	f.Refresh()
 	return f, nil
 }
@@ -124,21 +136,28 @@ func Open(dir string) (*Folder, error) {
 // Snapshot returns the folder as last read.
 func (f *Folder) Snapshot() *Snapshot { return f.snapshot.Load() }
 
-// Refresh reads the folder now, and reports whether anything changed.
+// Refresh reads the folder now, and reports whether the snapshot changed. It also uses what may still be
+// changing, as at the start; [Folder.Watch] does not.
 func (f *Folder) Refresh() (*Snapshot, bool) {
+	s, changed, _ := f.refresh(0)
+	return s, changed
+}
+
+// refresh uses changes that are older than settle. It also reports whether it saw later ones.
+func (f *Folder) refresh(settle time.Duration) (s *Snapshot, changed, later bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	changed := f.scan()
+	changed, later = f.scan(settle)
 	if changed || !f.started {
 		f.snapshot.Store(f.build())
 		changed = true
 	}
 	f.started = true
-	return f.snapshot.Load(), changed
+	return f.snapshot.Load(), changed, later
 }
 
 // scan updates every file's state.
-func (f *Folder) scan() (changed bool) {
+func (f *Folder) scan(settle time.Duration) (changed, later bool) {
 	here := map[string]bool{}
 	var unread []manifest.Problem
 	for _, s := range sections {
@@ -162,62 +181,79 @@ func (f *Folder) scan() (changed bool) {
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
-			if f.refreshFile(s, path, atStart) {
-				changed = true
-			}
+			used, unsettled := f.refreshFile(s, path, atStart, settle)
+			changed, later = changed || used, later || unsettled
 			here[path] = true
 		}
 	}
-	for path := range f.files {
-		if !here[path] {
-			delete(f.files, path)
-			changed = true
+	now := time.Now()
+	for path, state := range f.files {
+		switch {
+		case here[path]:
+			state.missing = time.Time{}
+			continue
+		case state.missing.IsZero():
+			state.missing = now
 		}
+		if now.Sub(state.missing) < settle {
+			later = true
+			continue
+		}
+		delete(f.files, path)
+		changed = true
 	}
 	if !slices.Equal(unread, f.unread) {
 		f.unread, changed = unread, true
 	}
-	return changed
+	return changed, later
 }
 
 // stableAfter is the time after its change in which a file may still be changing: two writes can have the
 // same time stamp.
 const stableAfter = 2 * time.Second
 
-// refreshFile reads a file if it may have changed.
-func (f *Folder) refreshFile(s section, path string, atStart bool) (changed bool) {
+// settleTime is the time for which a changed file must be unchanged before it is used.
+const settleTime = 500 * time.Millisecond
+
+// refreshFile reads a file if it may have changed. It reports whether its state changed, or may change later.
+func (f *Folder) refreshFile(s section, path string, atStart bool, settle time.Duration) (changed, later bool) {
 	state := f.files[path]
 	if state == nil {
 		state = &file{atStart: atStart}
 		f.files[path] = state
-		changed = true
 	}
 	info, raw, err := read(path, state)
 	if err != nil {
 		if errors.Is(err, errUnchanged) {
-			return changed
+			return false, false
 		}
-		before := state.problems
+		before, first := state.problems, !state.seen
 		state.problems = []manifest.Problem{{File: path, What: "cannot be read: " + err.Error(),
 			Want: "its last good state stays in force"}}
-		state.readAt, state.sum = time.Time{}, [sha256.Size]byte{} // read again next time
-		return changed || !slices.Equal(before, state.problems)
+		state.used, state.last, state.seen = version{}, version{}, true // read again next time
+		state.readAt = time.Time{}
+		return first || !slices.Equal(before, state.problems), false
 	}
-	sum := sha256.Sum256(raw)
-	same := sum == state.sum && info.ModTime().Equal(state.modified)
-	state.modified, state.size, state.readAt = info.ModTime(), info.Size(), time.Now()
-	if same {
-		return changed
+	now, v := time.Now(), version{info.ModTime().UnixNano(), info.Size(), sha256.Sum256(raw)}
+	if v != state.last {
+		state.last, state.since = v, now
 	}
-	state.sum = sum
-	content, problems := s.parse(path, raw, state.modified)
+	state.readAt = now
+	if v == state.used {
+		return false, false
+	}
+	if (state.seen || !state.atStart) && now.Sub(state.since) < settle {
+		return false, true
+	}
+	state.used, state.seen = v, true
+	content, problems := s.parse(path, raw, info.ModTime())
 	state.problems = problems
 	if !manifest.Failed(problems) {
 		state.content, state.good = content, true
 	} else {
 		state.failed = content.trust
 	}
-	return true
+	return true, false
 }
 
 var errUnchanged = errors.New("unchanged")
@@ -225,19 +261,15 @@ var errUnchanged = errors.New("unchanged")
 // read reads a regular file of limited size, unless it is unchanged.
 func read(path string, state *file) (fs.FileInfo, []byte, error) {
 	info, err := os.Stat(path)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, nil, err
-	case !info.Mode().IsRegular():
-		return nil, nil, errors.New("not a regular file")
-	case info.Size() > manifest.MaxFile:
-		return nil, nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), manifest.MaxFile)
-	case info.Size() == state.size && info.ModTime().Equal(state.modified) &&
-		state.readAt.Sub(state.modified) > stableAfter:
+	}
+	modified := info.ModTime()
+	if state.used == state.last && info.Size() == state.last.size && modified.UnixNano() == state.last.modified &&
+		state.readAt.Sub(modified) > stableAfter {
 		return nil, nil, errUnchanged
 	}
-	raw, err := os.ReadFile(path)
-	return info, raw, err
+	return wholefile.Read(path, manifest.MaxFile)
 }
 
 // build creates a snapshot of the files' good states.
@@ -260,6 +292,9 @@ func (f *Folder) build() *Snapshot {
 	}
 	for _, path := range slices.Sorted(maps.Keys(f.files)) {
 		state := f.files[path]
+		if !state.seen {
+			continue // new, and perhaps incomplete
+		}
 		s.Problems = append(s.Problems, state.problems...)
 		if !state.good {
 			if state.failed.Section != "" {

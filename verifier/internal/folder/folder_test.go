@@ -419,11 +419,79 @@ func TestLoad_ReadsAChangeWithoutANewTime(t *testing.T) {
 	}
 }
 
+// A writer may pause after any line, and a part of a policy can be laxer than the policy.
+func TestWatch_WaitsForTheEndOfAChange(t *testing.T) {
+	const strict = policyYAML + "  tpm2: {profile: strict}\n"
+	f, dir := open(t, tree{"policies/workers.yaml": strict, "policies/rest.yaml": restYAML})
+	const long = time.Hour
+	path := filepath.Join(dir, "policies/workers.yaml")
+	inPlace := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	profile := func(pool string) string {
+		t.Helper()
+		p, err := f.Snapshot().Policies.For(pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Name + " " + string(p.Profile)
+	}
+	// stays requires that reads of a change do not use it, however many there are.
+	stays := func(what string) {
+		t.Helper()
+		for range 3 {
+			if _, changed, later := f.refresh(long); changed || !later || profile("worker") != "workers strict" {
+				t.Errorf("%s: changed %v, later %v, policy %s", what, changed, later, profile("worker"))
+			}
+		}
+	}
+	wait := func() {
+		for _, state := range f.files {
+			state.since = state.since.Add(-2 * long)
+			if !state.missing.IsZero() {
+				state.missing = state.missing.Add(-2 * long)
+			}
+		}
+	}
+	inPlace("policies/workers.yaml", policyYAML)
+	stays("a part of the policy")
+	wait()
+	inPlace("policies/workers.yaml", strict+"  mode: Enforce\n")
+	stays("the next part")
+	wait()
+	if s, changed, later := f.refresh(long); !changed || later || len(s.Problems) > 0 {
+		t.Errorf("the complete file: changed %v, later %v, problems %v", changed, later, s.Problems)
+	}
+
+	inPlace("policies/infra.yaml", strings.NewReplacer("[worker]", "[infra]", "workers", "infra").Replace(policyYAML))
+	stays("a new file")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	stays("a deleted file")
+	inPlace("policies/workers.yaml", strict+"  mode: Enforce\n")
+	wait()
+	if f.refresh(long); profile("worker") != "workers strict" || profile("infra") == "rest " {
+		t.Errorf("a file that exists again: %s; a new one: %s", profile("worker"), profile("infra"))
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	stays("a file that was deleted again")
+	wait()
+	if f.refresh(long); !strings.HasPrefix(profile("worker"), "rest") {
+		t.Errorf("a file that is missing: %s", profile("worker"))
+	}
+}
+
 func TestWatch(t *testing.T) {
 	for name, poll := range map[string]time.Duration{"by events": time.Hour, "by looking": 50 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			f, dir := open(t, tree{"policies/rest.yaml": restYAML})
-			f.poll = poll
+			f.poll, f.settle = poll, 50*time.Millisecond
 			ctx, cancel := context.WithCancel(t.Context())
 			snapshots, done := make(chan *Snapshot, 16), make(chan struct{})
 			go func() {

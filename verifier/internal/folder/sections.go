@@ -76,17 +76,15 @@ func parseMachines(path string, raw []byte, modified time.Time) (c content, prob
 
 func parsePolicies(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
 	c.policies, problems = policy.Parse(path, raw)
-	return c, notEmpty(path, raw, problems)
+	return c, problems
 }
 
-// notEmpty rejects a file without any document: an interrupted write or a full disk must not remove
-// what was in force.
+// notEmpty rejects a file without any document.
 func notEmpty(path string, raw []byte, problems []manifest.Problem) []manifest.Problem {
 	if docs, _ := manifest.Split(path, raw); len(docs) > 0 || len(problems) > 0 {
 		return problems
 	}
-	return []manifest.Problem{{File: path, What: "the file has no document",
-		Want: "delete the file if its content must no longer be in force"}}
+	return []manifest.Problem{manifest.Empty(path)}
 }
 
 func parseReferences(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {

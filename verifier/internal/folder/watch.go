@@ -15,7 +15,8 @@ const quiet = 100 * time.Millisecond
 
 // Watch reads the folder after each change and calls onChange with each new snapshot, one call at a
 // time, until ctx ends. Events of the file system make this fast. A scan every two seconds also detects
-// changes without events (network file systems, too few inotify watches).
+// changes without events (network file systems, too few inotify watches). Another scan follows if a
+// change may be incomplete.
 func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
@@ -34,17 +35,21 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 			_ = watcher.Add(filepath.Join(f.dir, s.dir))
 		}
 	}
+	var debounced <-chan time.Time
 	refresh := func() {
 		listen() // before the read, so that no later change in a new folder is missed
-		if s, changed := f.Refresh(); changed {
+		s, changed, later := f.refresh(f.settle)
+		if changed {
 			onChange(s)
+		}
+		if later && debounced == nil {
+			debounced = time.After(f.settle)
 		}
 	}
 	refresh()
 
 	tick := time.NewTicker(f.poll)
 	defer tick.Stop()
-	var debounced <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():

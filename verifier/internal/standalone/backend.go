@@ -73,7 +73,7 @@ func New(s *backend.Parts) (*Backend, error) {
 		return nil, hint.New(errors.Join(err, incomplete),
 			"run 'mcs-attest-verifier certs rotate --due', which completes an interrupted command")
 	case err != nil:
-		return nil, certificateHint(err)
+		return nil, certificateHint(c, err)
 	case incomplete != nil:
 		s.Log.Warn("the serving certificate of an interrupted command is not in use", "error", incomplete)
 	case completed:

@@ -6,7 +6,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"path/filepath"
+	"os"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -39,7 +39,7 @@ func OfflineState(c *config.Config, now time.Time) (*admin.State, error) {
 	state.Problems = append(state.Problems, HeldProblems(store.HeldAt(path))...)
 	state.Problems = append(state.Problems, problems(c, now)...)
 	// Only a serving verifier knows what is rendered.
-	if sources, _ := filepath.Glob(c.Path("machineconfigs", "*")); len(sources) == 0 {
+	if sources, _ := fs.Glob(os.DirFS(c.Data), "machineconfigs/*"); len(sources) == 0 {
 		state.Problems = append(state.Problems, configProblems(c, snapshot, nil)...)
 	}
 	return state, nil

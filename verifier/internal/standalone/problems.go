@@ -57,9 +57,10 @@ func certificateProblems(c *config.Config, now time.Time) []string {
 // keyProblems reports private keys that any user of this host can read.
 func keyProblems(c *config.Config) []string {
 	var readable []string
-	for _, pattern := range []string{c.Path("tls", "*.key"), c.Path("keys", "*")} {
-		files, _ := filepath.Glob(pattern) // the patterns are valid
-		for _, file := range files {
+	for _, pattern := range []string{"tls/*.key", "keys/*"} {
+		found, _ := fs.Glob(os.DirFS(c.Data), pattern) // the patterns are valid
+		for _, name := range found {
+			file := c.Path(name)
 			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o004 != 0 &&
 				reachable(c.Data, file) {
 				readable = append(readable, file)
@@ -158,15 +159,19 @@ const initHint = "run 'mcs-attest-verifier init' to create a complete folder"
 const permissionHint = "give the file to the user that the verifier runs as, with chown"
 
 // certificateHint adds what to do about a serving certificate that cannot be used.
-func certificateHint(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
+func certificateHint(c *config.Config, err error) error {
+	exists := func(name string) bool {
+		_, err := os.Lstat(c.Path("tls", name))
+		return err == nil
+	}
+	if !slices.ContainsFunc([]string{"ca.crt", "ca.key", "tls.crt", "tls.key"}, exists) {
 		return hint.New(err, initHint)
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return hint.New(err, permissionHint)
 	}
-	return hint.New(err, "restore tls/tls.crt and tls/tls.key; or move the folder tls/ away, run "+
-		"'mcs-attest-verifier certs "+
+	return hint.New(err, "restore tls/tls.crt and tls/tls.key; if only tls/tls.key is lost and tls/ca.key exists, run "+
+		"'mcs-attest-verifier certs rotate --due'; otherwise move the folder tls/ away, run 'mcs-attest-verifier certs "+
 		"init', and give the new pointers/*.ign to every machine")
 }
 

@@ -55,6 +55,20 @@ func TestProblems_ReportsAServingCertificateBeforeItExpires(t *testing.T) {
 	}
 }
 
+func TestProblems_ReportsAReadableKeyInAFolderWithAnyName(t *testing.T) {
+	c := &config.Config{Data: filepath.Join(t.TempDir(), "v[1]*?")}
+	if err := os.MkdirAll(c.Path("keys"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.Path("keys", "token.json"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(problems(c, time.Now()), "\n"); !strings.HasPrefix(got, "KeyReadable: ") ||
+		!strings.Contains(got, c.Path("keys", "token.json")) {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestProblems_ReportsAPoolWhoseConfigCarriesNoAgent(t *testing.T) {
 	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"},
 		Spec: v1alpha1.AttestationPolicySpec{

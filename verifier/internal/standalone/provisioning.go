@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
@@ -73,7 +74,7 @@ func (f *provisioningFile) Refresh() {
 
 func (f *provisioningFile) read() provisioning.View {
 	now, view := f.now(), *f.view.Load()
-	raw, err := os.ReadFile(f.path)
+	_, raw, err := wholefile.Read(f.path, manifest.MaxFile)
 	if err != nil {
 		f.seen, f.candidate = [sha256.Size]byte{}, [sha256.Size]byte{} // the next content is read again, whatever it is
 	}
@@ -108,7 +109,7 @@ func (f *provisioningFile) read() provisioning.View {
 
 // writeBack writes the grace of a manual edit into the file, for a verifier that starts later.
 func (f *provisioningFile) writeBack(read []byte, tokens provisioning.Tokens) {
-	again, err := os.ReadFile(f.path)
+	_, again, err := wholefile.Read(f.path, manifest.MaxFile)
 	if err == nil && string(again) != string(read) {
 		return // it was edited again; the next read detects that
 	}

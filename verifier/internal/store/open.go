@@ -138,7 +138,7 @@ func create(path string, seen seen) (err error) {
 		return fmt.Errorf("%s: %w", path, ErrMissing)
 	}
 	// Versions without the file PATH.seen left other traces.
-	if kept, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "evidence", "*.json")); len(kept) > 0 {
+	if kept, _ := fs.Glob(os.DirFS(filepath.Dir(path)), "evidence/*.json"); len(kept) > 0 {
 		return fmt.Errorf("%s: %w", path, ErrMissing)
 	}
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".new-*")

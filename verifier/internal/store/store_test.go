@@ -343,3 +343,17 @@ func TestWithoutTheDatabase_EveryDenialIsTemporary(t *testing.T) {
 		}
 	}
 }
+
+// Kept evidence shows that there was a database, also in a folder with characters of a pattern in its path.
+func TestOpen_EvidenceWithoutADatabaseIsAnError(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "v[1]*?")
+	if err := os.MkdirAll(filepath.Join(dir, "evidence"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "evidence", "1.json"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := store.Open(filepath.Join(dir, "records.db")); !errors.Is(err, store.ErrMissing) {
+		t.Errorf("got %v, %v", s, err)
+	}
+}

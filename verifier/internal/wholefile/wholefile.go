@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package wholefile replaces files atomically: a reader, also after a power failure, gets either the
-// old or the new content.
+// old or the new content. It also reads files that another process may replace at any time.
 package wholefile
 
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -34,6 +36,30 @@ func Write(path string, mode os.FileMode, content []byte) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// Read reads a regular file of at most most bytes. It never blocks: what it checks is the open file, so a FIFO
+// that replaces the file is an error, too.
+func Read(path string, most int64) (fs.FileInfo, []byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !info.Mode().IsRegular():
+		return nil, nil, errors.New("not a regular file")
+	case info.Size() > most:
+		return nil, nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), most)
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, most+1))
+	if int64(len(raw)) > most {
+		err = fmt.Errorf("more than %d bytes", most)
+	}
+	return info, raw, err
 }
 
 // MkdirAll creates the folder at path, and those that it is in, if they do not exist. Like a file, each belongs to the

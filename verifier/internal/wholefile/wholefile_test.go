@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
@@ -98,5 +99,45 @@ func TestMkdirAll_Errors(t *testing.T) {
 		if err := wholefile.MkdirAll(path, 0o700); err == nil {
 			t.Errorf("%s: no error", path)
 		}
+	}
+}
+
+// A FIFO without a writer must not block a reader that follows a folder.
+func TestRead_OnlyRegularFilesOfLimitedSize(t *testing.T) {
+	dir := t.TempDir()
+	fifo, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "file")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		path, want string
+		most       int64
+	}{
+		"a FIFO":                          {fifo, "not a regular file", 7},
+		"a folder":                        {dir, "not a regular file", 7},
+		"a device":                        {os.DevNull, "not a regular file", 7},
+		"a file that is too large":        {file, "7 bytes, at most 6 are read", 6},
+		"a file that states another size": {"/proc/self/status", "more than 6 bytes", 6},
+	} {
+		got := make(chan error, 1)
+		go func() {
+			_, _, err := wholefile.Read(c.path, c.most)
+			got <- err
+		}()
+		select {
+		case err := <-got:
+			if err == nil || err.Error() != c.want {
+				t.Errorf("%s: %v, expected %q", name, err, c.want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s blocks the reader", name)
+		}
+	}
+	info, raw, err := wholefile.Read(file, 7)
+	if err != nil || string(raw) != "content" || info.Size() != 7 {
+		t.Errorf("%q, %v, %v", raw, info, err)
 	}
 }

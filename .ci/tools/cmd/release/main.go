@@ -34,6 +34,7 @@ var architectures = []string{"amd64", "arm64", "ppc64le", "s390x"}
 type release struct {
 	source, out   string // folders
 	version       string // "v0.3.0"
+	published     bool   // signed or pushed, so it needs a tag
 	commit        string
 	date          time.Time // of the commit: the date of all that is made
 	architectures []string
@@ -67,6 +68,7 @@ func run(ctx context.Context, args []string, log io.Writer) error {
 		return err
 	}
 	r.architectures = strings.Split(*arch, ",")
+	r.published = *key != "" || *push != ""
 	sign, err := signer(*key)
 	if err != nil {
 		return err
@@ -121,6 +123,11 @@ func (r *release) prepare(ctx context.Context) (err error) {
 	}
 	if r.commit, r.date, err = origin(ctx, r.source, r.version); err != nil {
 		return err
+	}
+	if r.published {
+		if err := hasTag(ctx, r.source, r.version); err != nil {
+			return err
+		}
 	}
 	if err := os.Mkdir(r.out, 0o755); errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("%s exists; remove it first", r.out)

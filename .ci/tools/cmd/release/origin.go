@@ -64,6 +64,25 @@ func clean(ctx context.Context, source, version string) error {
 	return changelog(source, version)
 }
 
+// hasTag returns an error unless the source is a clone with the tag. [origin] checks the commit of the tag and the
+// changelog.
+func hasTag(ctx context.Context, source, version string) error {
+	raw, err := os.ReadFile(filepath.Join(source, archiveCommit))
+	if err != nil {
+		return err
+	}
+	tag := ""
+	if strings.HasPrefix(string(raw), "$Format") {
+		if tag, err = git(ctx, source, "for-each-ref", "refs/tags/"+version); err != nil {
+			return err
+		}
+	}
+	if tag == "" {
+		return fmt.Errorf("-key and -push need a clone that has the tag %s", version)
+	}
+	return nil
+}
+
 // changelog returns an error unless CHANGELOG.md has a section of the version, as keepachangelog.com has it.
 func changelog(source, version string) error {
 	raw, err := os.ReadFile(filepath.Join(source, "CHANGELOG.md"))

@@ -280,3 +280,36 @@ func TestRelease_RefusesWhatIsNotOneCommit(t *testing.T) {
 	command(t, "git", "-C", source, "tag", "-f", testVersion, "HEAD")
 	refused(`CHANGELOG.md has no section "## [0.9.0-rc.1] -"`)
 }
+
+// What is signed or pushed is a version that others can find by its tag.
+func TestRelease_SignsAndPushesOnlyATaggedVersion(t *testing.T) {
+	source, err := clone("tagged")
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive := filepath.Join(scratch, "tagged-archive")
+	command(t, "bash", "-c", `set -e; mkdir "$2"; git -C "$1" archive HEAD | tar -x -C "$2"`, "bash", source, archive)
+	key := filepath.Join(t.TempDir(), "key.pem")
+	command(t, "openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
+	for _, args := range [][]string{{"-key", key}, {"-push", "127.0.0.1:1/x"}} {
+		for _, from := range []string{source, archive} {
+			out := filepath.Join(t.TempDir(), "out")
+			err := run(t.Context(), append(options(from, out), args...), io.Discard)
+			if err == nil || !strings.Contains(err.Error(), "need a clone that has the tag "+testVersion) {
+				t.Errorf("%s, %s: %v", from, args[0], err)
+			}
+			if _, err := os.Stat(out); err == nil {
+				t.Errorf("%s, %s: something was made", from, args[0])
+			}
+		}
+	}
+	changelog := filepath.Join(source, "CHANGELOG.md")
+	write(t, changelog, "## x\n\n## [0.9.0-rc.1] - 2026-12-01\n")
+	command(t, "git", "-C", source, "-c", "user.name=test", "-c", "user.email=test@example.com",
+		"commit", "-qam", "release")
+	command(t, "git", "-C", source, "tag", testVersion)
+	r := &release{source: source, out: filepath.Join(t.TempDir(), "out"), version: testVersion, published: true}
+	if err := r.prepare(t.Context()); err != nil {
+		t.Error("with a tag and a section:", err)
+	}
+}

@@ -55,6 +55,11 @@ func nextStep(s mcscert.Status) string {
 		return fmt.Sprintf("the CA's key is kept elsewhere: copy it to tls/ca.key when it must sign (other host names, the "+
 			"second step of 'certs rotate');\nwithout it 'certs rotate' creates a new CA, which is due after %s",
 			mcscert.Renewal(mcscert.Newest(s.Bundle)).UTC().Format(time.DateOnly))
+	case s.Leaf == nil && s.Case == mcscert.CaseFolder && s.CA != nil:
+		return "'certs rotate' signs a new serving certificate with a new key"
+	case s.Leaf == nil && s.Case == mcscert.CaseFolder && len(s.Bundle) > 0:
+		return "restore tls/tls.key, or copy the CA's key to tls/ca.key and run 'certs rotate';\n" +
+			"without it 'certs rotate' creates a new CA, which every machine needs"
 	case s.CA == nil || s.Leaf == nil:
 		return "run 'certs init' to create what is missing"
 	case s.Leaf.CheckSignatureFrom(s.CA) != nil:
@@ -118,7 +123,11 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 	for _, c := range s.Bundle {
 		line("  in the bundle", describeCert(c, s.At))
 	}
-	line("serving", one(s.Leaf))
+	serving := one(s.Leaf)
+	if s.Leaf == nil && s.Case == mcscert.CaseFolder && len(s.Bundle) > 0 {
+		serving = "its key, tls/tls.key, DOES NOT EXIST or is another certificate's"
+	}
+	line("serving", serving)
 	if s.Leaf != nil {
 		line("  for", strings.Join(mcscert.Hosts(s.Leaf), ", "))
 		if missing := mcscert.Missing(s.Leaf, s.Hosts); len(missing) > 0 {

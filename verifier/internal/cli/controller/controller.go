@@ -66,6 +66,7 @@ only for health (/healthz and /readyz, in plain HTTP on the loopback) and for me
 			c.WebPage = c.WebPage || webPage
 			kube.SetLogger(logger)
 			kube.SetGCPercent()
+			defer env.UntilSignal(cmd)()
 			return Run(cmd.Context(), c, logger, e.Version)
 		},
 	}

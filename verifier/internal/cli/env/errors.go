@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
@@ -47,14 +48,15 @@ func Usage(err error) error {
 // Usagef returns a new error for a wrong command line.
 func Usagef(format string, a ...any) error { return Usage(fmt.Errorf(format, a...)) }
 
-// Report prints err and what to do about it, and returns the exit status.
+// Report prints err and what to do about it, and returns the exit status. The text can be from a file or from a
+// server, so it is made printable.
 func Report(w io.Writer, err error) int {
 	if err == nil {
 		return ExitOK
 	}
-	fmt.Fprintln(w, "error:", err)
+	fmt.Fprintln(w, "error:", manifest.Printable(err.Error()))
 	if h, ok := errors.AsType[*hint.Error](err); ok {
-		fmt.Fprintln(w, "hint:", h.Hint)
+		fmt.Fprintln(w, "hint:", manifest.Printable(h.Hint))
 	}
 	if exit, ok := errors.AsType[*ExitError](err); ok {
 		return exit.Code

@@ -32,10 +32,15 @@ func WaitInForce(cmd *cobra.Command, b any, what string, patience time.Duration,
 	if !ok || patience <= 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	uninterrupted, stop := untilSignal(cmd.Context())
+	defer stop()
+	ctx, cancel := context.WithTimeout(uninterrupted, patience)
 	defer cancel()
 	problems, err := w.InForce(ctx, has)
 	switch {
+	case err != nil && uninterrupted.Err() != nil:
+		return hint.New(fmt.Errorf("interrupted: the change of %s was written, but it is unknown whether it is in force",
+			what), "'status' shows whether it is in force")
 	case err == nil:
 		if last {
 			cmd.PrintErrln("in force")

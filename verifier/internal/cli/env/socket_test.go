@@ -3,6 +3,7 @@
 package env
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -112,3 +113,23 @@ func TestWaitInForce_AnotherUserLearnsThatItIsUnknown(t *testing.T) {
 		t.Errorf("the owner: %v; %s", err, out.String())
 	}
 }
+
+func TestWaitInForce_ReportsAnInterruption(t *testing.T) {
+	cmd := &cobra.Command{}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	cmd.SetContext(ctx)
+	var out strings.Builder
+	cmd.SetErr(&out)
+	for name, err := range map[string]error{"it asks": context.Canceled, "no verifier serves": admin.ErrNotServing} {
+		err := WaitInForce(cmd, asked{err}, "m1", time.Minute, true, func(*admin.State) bool { return true })
+		if err == nil || !strings.HasPrefix(err.Error(), "interrupted: the change of m1 was written") || out.Len() > 0 {
+			t.Errorf("%s: %v; %s", name, err, out.String())
+		}
+	}
+}
+
+// asked is a backend whose verifier answers with an error.
+type asked struct{ err error }
+
+func (a asked) InForce(context.Context, func(*admin.State) bool) ([]string, error) { return nil, a.err }

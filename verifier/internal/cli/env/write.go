@@ -3,9 +3,15 @@
 package env
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
@@ -78,4 +84,21 @@ func (w *Write) print(cmd *cobra.Command, done operator.Written) error {
 	w.printed++
 	_, err = cmd.OutOrStdout().Write(raw)
 	return err
+}
+
+// MayReplace reports whether a command may write its output to a file: if nothing exists there, or a regular file
+// with --force. A rename would also replace a device, a socket or a link.
+func MayReplace(file string, force bool) error {
+	info, err := os.Lstat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return hint.New(fmt.Errorf("%s exists and is not a regular file", file), "name another file")
+	case !force:
+		return hint.New(fmt.Errorf("%s exists", file), "add --force to replace it")
+	}
+	return nil
 }

@@ -25,7 +25,7 @@ import (
 )
 
 func explainCommand(e *env.Env) *cobra.Command {
-	var exported string
+	var exported exportOptions
 	cmd := &cobra.Command{
 		Use:   "explain MACHINE",
 		Short: "Show everything about one machine, and what to do if it cannot attest",
@@ -44,8 +44,9 @@ cluster the command reads them from the verifiers' logs.` + exportText(e),
 	}
 	e.Where(cmd)
 	if !e.Plugin { // a cluster keeps no evidence
-		cmd.Flags().StringVar(&exported, "export", "",
+		cmd.Flags().StringVar(&exported.file, "export", "",
 			"write the latest kept evidence to this file as an attest.Attestation of go-tpm-tools, and print its nonce")
+		cmd.Flags().BoolVar(&exported.force, "force", false, "replace the file of --export if it exists")
 	}
 	output := env.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -58,12 +59,13 @@ cluster the command reads them from the verifiers' logs.` + exportText(e),
 	return cmd
 }
 
-func explain(cmd *cobra.Command, e *env.Env, b env.Backend, name, exported string, output *env.Output) error {
+func explain(cmd *cobra.Command, e *env.Env, b env.Backend, name string, exported exportOptions,
+	output *env.Output) error {
 	s, err := b.Find(cmd.Context(), name)
 	if err != nil {
 		return err
 	}
-	if exported != "" {
+	if exported.file != "" {
 		return export(cmd, b, s, name, exported, output)
 	}
 	x := explained{env: e, state: s}
@@ -209,7 +211,7 @@ func (e explained) whyNot(m admin.Machine) []string {
 
 func (e explained) printEvents(out io.Writer) {
 	if e.eventsErr != nil {
-		fmt.Fprintln(out, "\nevents: ", e.eventsErr)
+		fmt.Fprintln(out, "\nevents: ", audit.Clean(e.eventsErr.Error()))
 		if h, ok := errors.AsType[*hint.Error](e.eventsErr); ok {
 			fmt.Fprintln(out, "hint:", h.Hint)
 		}

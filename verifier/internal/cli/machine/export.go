@@ -18,8 +18,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
+// exportOptions are the file to write, and whether to replace it.
+type exportOptions struct {
+	file  string
+	force bool
+}
+
 // export writes the latest kept evidence of a machine in the form of go-tpm-tools.
-func export(cmd *cobra.Command, b any, s *admin.State, name, file string, output *env.Output) error {
+func export(cmd *cobra.Command, b any, s *admin.State, name string, to exportOptions, output *env.Output) error {
 	folder, ok := b.(*operator.Folder)
 	if !ok {
 		return hint.New(errors.New("a cluster keeps no evidence"), "use --config for the folder of a standalone verifier")
@@ -47,6 +53,10 @@ func export(cmd *cobra.Command, b any, s *admin.State, name, file string, output
 	attestation, nonce, err := secondopinion.Export(saved)
 	if err != nil {
 		return fmt.Errorf("export the evidence: %w", err)
+	}
+	file := to.file
+	if err := env.MayReplace(file, to.force); err != nil {
+		return err
 	}
 	if err := wholefile.Write(file, 0o600, attestation); err != nil {
 		return err

@@ -211,6 +211,7 @@ func follow(cmd *cobra.Command, b env.Backend, output *env.Output, interval time
 	if interval < 100*time.Millisecond {
 		return env.Usagef("interval %v: at least 100ms", interval)
 	}
+	defer env.UntilSignal(cmd)()
 	out, seen := cmd.OutOrStdout(), false
 	for {
 		begun := time.Now()
@@ -221,7 +222,7 @@ func follow(cmd *cobra.Command, b env.Backend, output *env.Output, interval time
 		case err != nil && !seen:
 			return err
 		case err != nil:
-			cmd.PrintErrln("error:", err)
+			cmd.PrintErrln("error:", audit.Clean(err.Error()))
 		default:
 			seen = true
 			if err := showProgress(out, newProgress(s), output); err != nil {

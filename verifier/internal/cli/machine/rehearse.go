@@ -116,6 +116,7 @@ func rehearseExamples(e *env.Env) string {
 // rehearseCluster lets the machines of a cluster rehearse.
 func rehearseCluster(cmd *cobra.Command, e *env.Env, c *operator.Cluster, o rehearseOptions, config secret.Bytes,
 	names []string) error {
+	defer env.UntilSignal(cmd)()
 	ctx := cmd.Context()
 	all, err := c.Rehearsables(ctx, names...)
 	if err != nil {

@@ -211,7 +211,7 @@ func TestExplain_ReportsMissingEventsInEveryForm(t *testing.T) {
 		if err := cmd.Flags().Set("output", form); err != nil {
 			t.Fatal(err)
 		}
-		if err := explain(cmd, &env.Env{Name: "kubectl attest"}, b, "worker-7", "", output); err != nil {
+		if err := explain(cmd, &env.Env{Name: "kubectl attest"}, b, "worker-7", exportOptions{}, output); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(stdout.String()+stderr.String(), "you may not list events") {

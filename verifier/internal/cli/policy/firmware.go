@@ -32,7 +32,8 @@ and the set has the bank of the quote.
 quote confirms it, so it must come from a machine that you trust. The set has each bank
 of the log.`,
 		Example: `  mcs-attest-verifier refvals firmware --evidence state/evidence/20261122T101500.000Z-3f2a9c01d4e5b6a7.json \
-    --name r750-bios-2.3.5 > reference-values/r750-bios-2.3.5.yaml`,
+    --name r750-bios-2.3.5 > r750-bios-2.3.5.new
+  mv r750-bios-2.3.5.new reference-values/r750-bios-2.3.5.yaml`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&evidence, "evidence", "", "saved evidence to read, - for standard input")

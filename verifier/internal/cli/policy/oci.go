@@ -63,7 +63,7 @@ func fromOCI(ctx context.Context, name, layout, boot string) (out []measuredboot
 	if boot == "" {
 		return fromUKIs(name, root)
 	}
-	out, err = fromBoot(name, boot, func(files fs.FS) fs.FS { return installed{image: root.FS(), boot: files} })
+	out, err = fromBoot(ctx, name, boot, func(files fs.FS) fs.FS { return installed{image: root.FS(), boot: files} })
 	if err != nil {
 		return nil, err
 	}

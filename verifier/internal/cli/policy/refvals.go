@@ -21,9 +21,10 @@ func refvalsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "refvals (--uki FILE | --oci LAYOUT [--boot DIR] | --boot DIR | --iso FILE) --name NAME",
 		Short: "Compute reference values from an OS image, or from a machine's firmware",
-		Long: `Compute reference values from an OS image, and put the output into
-reference-values/. They are computed from the image, never from a machine. Only the
-values of firmware come from a machine: see 'refvals firmware'.
+		Long: `Compute reference values from an OS image. Write the output to a temporary file, and
+rename it with mv to a file in reference-values/, so that the verifier never reads a part
+of it. Reference values are computed from the image, never from a machine. Only the values
+of firmware come from a machine: see 'refvals firmware'.
 
 --uki reads a unified kernel image: the values that systemd-stub measures into PCR 11,
 and the image's Authenticode digest. A policy with the profile secure-boot and these
@@ -45,8 +46,10 @@ grub.cfg, loader/entries, and archives that were added to the initramfs.
 --iso reads a live or installation image that boots with shim and GRUB: its ISO 9660 file
 system, and its EFI system partition. Customize the image first: its kernel arguments and
 its Ignition config are measured.`,
-		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml
-  mcs-attest-verifier refvals --boot /mnt/image/boot --name debian-12 > reference-values/debian-12.yaml`,
+		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > fcos-43.new
+  mv fcos-43.new reference-values/fcos-43.yaml
+  mcs-attest-verifier refvals --boot /mnt/image/boot --name debian-12 > debian-12.new
+  mv debian-12.new reference-values/debian-12.yaml`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&from.uki, "uki", "", "unified kernel image to read")
@@ -63,6 +66,9 @@ its Ignition config are measured.`,
 	}
 	output := env.OutputOf(cmd, env.YAML, env.JSON, env.Name)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if from.oci != "" {
+			defer env.UntilSignal(cmd)() // it deletes what it extracted
+		}
 		values, err := from.referenceValues(cmd.Context(), name)
 		if err != nil {
 			return err
@@ -100,13 +106,13 @@ func (s source) referenceValues(ctx context.Context, name string) ([]measuredboo
 		}
 		return values, nil
 	case s.iso != "":
-		values, err := fromISO(name, s.iso)
+		values, err := fromISO(ctx, name, s.iso)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.iso, err)
 		}
 		return values, nil
 	}
-	values, err := fromBoot(name, s.boot, func(boot fs.FS) fs.FS { return boot })
+	values, err := fromBoot(ctx, name, s.boot, func(boot fs.FS) fs.FS { return boot })
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.boot, err)
 	}
@@ -114,17 +120,18 @@ func (s source) referenceValues(ctx context.Context, name string) ([]measuredboo
 }
 
 // fromBoot computes the documents of a folder with the files of /boot, which files can replace.
-func fromBoot(name, dir string, files func(boot fs.FS) fs.FS) ([]measuredboot.ReferenceValues, error) {
+func fromBoot(ctx context.Context, name, dir string,
+	files func(boot fs.FS) fs.FS) ([]measuredboot.ReferenceValues, error) {
 	root, err := os.OpenRoot(dir) // a link in the image must not lead to a file of this host
 	if err != nil {
 		return nil, fmt.Errorf("read image: %w", err)
 	}
 	defer root.Close()
-	return measuredboot.FromBootFiles(name, files(root.FS()))
+	return measuredboot.FromBootFiles(ctx, name, files(root.FS()))
 }
 
 // fromISO computes the documents of a live or installation image.
-func fromISO(name, file string) ([]measuredboot.ReferenceValues, error) {
+func fromISO(ctx context.Context, name, file string) ([]measuredboot.ReferenceValues, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("read image: %w", err)
@@ -138,7 +145,7 @@ func fromISO(name, file string) ([]measuredboot.ReferenceValues, error) {
 	if err != nil {
 		return nil, err
 	}
-	return measuredboot.FromBootFiles(name, files)
+	return measuredboot.FromBootFiles(ctx, name, files)
 }
 
 // fromUKI closes the file.

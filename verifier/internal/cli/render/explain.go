@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
@@ -33,7 +34,7 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 	var err error
 	if e.MachineConfigs, err = render.Choices(r.pool, in, o); err != nil {
 		if r.output == env.Table {
-			fmt.Fprint(out, notChosen(in))
+			fmt.Fprint(out, manifest.Printable(notChosen(in)))
 		}
 		return hint.New(renderFailed(err), "a pool selects by its spec.machineConfigSelector, usually by the label %s",
 			render.LabelRole)
@@ -57,7 +58,7 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 	}
 	if r.output == env.Name {
 		for _, m := range e.MachineConfigs {
-			fmt.Fprintln(out, m.MachineConfig)
+			fmt.Fprintln(out, manifest.Printable(m.MachineConfig))
 		}
 		return err
 	}
@@ -67,7 +68,11 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 		}
 		return err
 	}
-	if failed := e.print(out, r.preApproved); failed != nil {
+	var text strings.Builder
+	if failed := e.print(&text, r.preApproved); failed != nil {
+		return failed
+	}
+	if _, failed := io.WriteString(out, manifest.Printable(text.String())); failed != nil {
 		return failed
 	}
 	return err

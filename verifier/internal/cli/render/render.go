@@ -130,7 +130,7 @@ func (r *renderRequest) input(cmd *cobra.Command) (render.Input, render.Options,
 		if err != nil {
 			return render.Input{}, options, err
 		}
-		if len(options.Allow) == 0 {
+		if len(options.Allow) == 0 && c.Render != nil {
 			options.Allow = c.Render.PreApprovedAllows
 		}
 		if len(files) == 0 && c.Kubernetes == nil {

@@ -88,6 +88,7 @@ a cluster, also run "controller", which does everything else.`,
 				kube.SetGCPercent()
 			}
 			kube.SetLogger(logger)
+			defer env.UntilSignal(cmd)()
 			return Run(cmd.Context(), c, logger, e.Version)
 		},
 	}

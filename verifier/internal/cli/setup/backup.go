@@ -40,12 +40,13 @@ cluster the records are objects of the API: back up etcd.`,
 			if err != nil {
 				return err
 			}
-			if err := mayWrite(args[0], force); err != nil {
+			if err := env.MayReplace(args[0], force); err != nil {
 				return err
 			}
 			if err := notOwn(c, args[0]); err != nil {
 				return err
 			}
+			defer env.UntilSignal(cmd)()
 			if err := backup(cmd.Context(), c, args[0]); err != nil {
 				return err
 			}
@@ -56,19 +57,6 @@ cluster the records are objects of the API: back up etcd.`,
 	env.ConfigFlag(cmd, &path)
 	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it exists")
 	return cmd
-}
-
-func mayWrite(file string, force bool) error {
-	_, err := os.Lstat(file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case !force:
-		return hint.New(fmt.Errorf("%s exists", file), "add --force to replace it")
-	}
-	return nil
 }
 
 // notOwn rejects a backup over the records themselves: a verifier that serves would write on into the replaced file.

@@ -274,7 +274,7 @@ func (w folderWriter) existing() (bool, error) {
 		return true, nil
 	}
 	for _, dir := range []string{"policies", "machines", "attestations", "machineconfigs"} {
-		files, err := filepath.Glob(filepath.Join(w.dir, dir, "[^.]*"))
+		files, err := fs.Glob(os.DirFS(w.dir), dir+"/[^.]*")
 		if err != nil {
 			return false, err
 		}
@@ -320,7 +320,7 @@ func (w folderWriter) servesConfigs() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	rendered, err := filepath.Glob(c.Path("machineconfigs", "*"))
+	rendered, err := fs.Glob(os.DirFS(c.Data), "machineconfigs/*")
 	return c.Upstream == "" && len(rendered) == 0, err
 }
 

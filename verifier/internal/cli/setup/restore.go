@@ -63,10 +63,11 @@ find them.`,
 func restore(cmd *cobra.Command, c *config.Config, file string, force bool) error {
 	target := c.Path("state", "records.db")
 	const stop = "stop the verifier first"
+	defer env.UntilSignal(cmd)()
 	if _, err := admin.Ask(cmd.Context(), c.Path("state", "admin.sock")); !errors.Is(err, admin.ErrNotServing) {
 		return hint.New(errors.New("a verifier serves this folder"), stop)
 	}
-	if err := mayWrite(target, force); err != nil {
+	if err := env.MayReplace(target, force); err != nil {
 		return err
 	}
 	if err := wholefile.MkdirAll(filepath.Dir(target), 0o700); err != nil {

@@ -77,6 +77,7 @@ share it.`,
 
 func gather(cmd *cobra.Command, s source, version, output string, since time.Duration, search bool,
 	now time.Time) (err error) {
+	defer env.UntilSignal(cmd)()
 	name := "mcs-attest-support-" + now.UTC().Format("20060102T150405Z")
 	output = cmp.Or(output, name+".tar.gz")
 	var known []secret.Bytes

@@ -13,7 +13,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -30,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 // Interval is the time between two scans of a folder.
@@ -164,7 +164,7 @@ func (f *Folder) readFile(name string) (changed bool) {
 		changed = true
 	}
 	path := filepath.Join(f.dir, name)
-	raw, err := readLimited(path)
+	_, raw, err := wholefile.Read(path, manifest.MaxFile)
 	if err != nil {
 		fault := notRead(path + " cannot be read: " + err.Error() + poolconfig.InForce(one.good))
 		changed = changed || len(one.faults) != 1 || one.faults[0] != fault
@@ -222,18 +222,4 @@ func checkKubeconfig(raw []byte) error {
 		}
 	}
 	return errors.New("the file is not a usable kubeconfig: no user has a credential")
-}
-
-// readLimited reads a regular file of limited size.
-func readLimited(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, errors.New("not a regular file")
-	case info.Size() > manifest.MaxFile:
-		return nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), manifest.MaxFile)
-	}
-	return os.ReadFile(path)
 }
