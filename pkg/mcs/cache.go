@@ -171,13 +171,10 @@ func content(r *render.Rendered, x Extras) (digest, error) {
 	}
 	part(fmt.Appendf(nil, "%q %t", r.Pool, r.PreApproved))
 	part(mc)
-	for _, b := range [][]byte{x.Kubeconfig.Expose(), []byte(x.APIServer), x.CA, x.Token.Expose(), x.KubeletCA, x.CloudCA,
-		[]byte(x.OSImage)} {
+	for _, b := range [][]byte{
+		x.Kubeconfig.Expose(), []byte(x.APIServer), x.CA, x.Token.Expose(), x.KubeletCA, x.CloudCA,
+	} {
 		part(b)
-	}
-	for _, ca := range x.Registries {
-		part([]byte(ca.Host))
-		part(ca.PEM)
 	}
 	return digest(h.Sum(nil)), nil
 }

@@ -99,8 +99,6 @@ func TestCache_DistinguishesContent(t *testing.T) {
 			*v = append(*v, 'x')
 		case *secret.Bytes:
 			*v = secret.New(append([]byte("x"), v.Expose()...))
-		case *[]mcs.RegistryCA:
-			*v = append(*v, mcs.RegistryCA{Host: "h", PEM: []byte("p")})
 		default:
 			t.Fatalf("a field of type %s, which this test does not know", f.Type())
 		}

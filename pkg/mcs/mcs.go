@@ -14,7 +14,6 @@
 //   - the node's annotations, with the name of the rendered MachineConfig;
 //   - the kubelet's bootstrap kubeconfig, except in a pre-approved config;
 //   - the whole MachineConfig, for debugging, without a kubeconfig that it may contain;
-//   - the CAs of registries, on the bootstrap host;
 //   - finally the MachineConfig without its Ignition config: everything that Ignition does
 //     not do.
 //
@@ -29,7 +28,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/coreos/ignition/v2/config/util"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
@@ -50,7 +48,6 @@ const (
 	NodeAnnotationsPath = "/etc/machine-config-daemon/node-annotations.json"
 	KubeconfigPath      = credential.Path
 	ContentPath         = "/etc/mcs-machine-config-content.json"
-	RegistryCADir       = "/etc/docker/certs.d/"
 	EncapsulatedPath    = "/etc/ignition-machine-config-encapsulated.json"
 )
 
@@ -72,12 +69,6 @@ type Extras struct {
 	// cloudProviderCAData. If one is empty, the config's own file is unchanged.
 	KubeletCA []byte
 	CloudCA   []byte
-
-	// OSImage is the image that was built for the pool (image mode), or "".
-	OSImage string
-
-	// Registries are the CAs of registries. Only the bootstrap host has them.
-	Registries []RegistryCA
 }
 
 // FromController sets the fields that the ControllerConfig has: CAs, and the URL of the API
@@ -90,12 +81,6 @@ func (x *Extras) FromController(c *mcfgv1.ControllerConfig) {
 	if c.Spec.Infra != nil {
 		x.APIServer = c.Spec.Infra.Status.APIServerInternalURL
 	}
-}
-
-// RegistryCA is the CA of one registry, in PEM.
-type RegistryCA struct {
-	Host string
-	PEM  []byte
 }
 
 // Config returns the Machine Config Server's response in spec version to, as JSON. The error
@@ -176,14 +161,11 @@ type added struct {
 
 // additions returns the files that the server adds, in its order. It modifies mc.
 func additions(r *render.Rendered, x Extras, mc *mcfgv1.MachineConfig, to specversion.Version) ([]added, error) {
-	annotations, err := nodeAnnotations(mc.Name, x.OSImage)
+	annotations, err := nodeAnnotations(mc.Name)
 	if err != nil {
 		return nil, err
 	}
 	add := []added{{NodeAnnotationsPath, annotations}}
-	if x.OSImage != "" {
-		mc.Spec.OSImageURL = x.OSImage
-	}
 	if !r.PreApproved {
 		kubeconfig, err := x.kubeconfig()
 		if err != nil {
@@ -198,12 +180,6 @@ func additions(r *render.Rendered, x Extras, mc *mcfgv1.MachineConfig, to specve
 		return nil, fmt.Errorf("encode MachineConfig %s: %w", mc.Name, err)
 	}
 	add = append(add, added{ContentPath, whole})
-	for _, ca := range x.Registries {
-		if ca.Host == "" || strings.HasPrefix(ca.Host, ".") || strings.ContainsAny(ca.Host, "/\x00") {
-			return nil, fmt.Errorf("add the CA of a registry: %.80q is not a host", ca.Host)
-		}
-		add = append(add, added{RegistryCADir + ca.Host + "/ca.crt", ca.PEM})
-	}
 	// The machine-config-daemon of an old boot image accepts only versions that it knows.
 	mc.Spec.Config.Raw = fmt.Appendf(nil, `{"ignition":{"version":%q}}`, to)
 	rest, err := json.Marshal(mc)
@@ -219,18 +195,13 @@ const (
 	stateDone        = "Done"
 )
 
-func nodeAnnotations(rendered, image string) ([]byte, error) {
-	all := map[string]string{
+func nodeAnnotations(rendered string) ([]byte, error) {
+	return json.Marshal(map[string]string{
 		annotationPrefix + "currentConfig":    rendered,
 		annotationPrefix + "desiredConfig":    rendered,
 		annotationPrefix + "firstPivotConfig": rendered,
 		annotationPrefix + "state":            stateDone,
-	}
-	if image != "" {
-		all[annotationPrefix+"currentImage"] = image
-		all[annotationPrefix+"desiredImage"] = image
-	}
-	return json.Marshal(all)
+	})
 }
 
 // replace sets the contents of the file at path, or adds it. Without data it does nothing.

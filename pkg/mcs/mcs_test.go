@@ -106,12 +106,10 @@ func paths(c types.Config) (all []string) {
 }
 
 func TestConfig_AddsInTheServersOrder(t *testing.T) {
-	x := extras()
-	x.Registries = []mcs.RegistryCA{{Host: "registry.example:5000", PEM: []byte("registry CA")}}
-	c := answer(t, worker(ignition), x, version(3, 5))
+	c := answer(t, worker(ignition), extras(), version(3, 5))
 	want := []string{
 		mcs.KubeletCAPath, "/etc/kubernetes/kubelet.conf", mcs.CloudCAPath, mcs.NodeAnnotationsPath, mcs.KubeconfigPath,
-		mcs.ContentPath, "/etc/docker/certs.d/registry.example:5000/ca.crt", mcs.EncapsulatedPath,
+		mcs.ContentPath, mcs.EncapsulatedPath,
 	}
 	if got := paths(c); !slices.Equal(got, want) {
 		t.Errorf("files\n%q, want\n%q", got, want)
@@ -215,15 +213,11 @@ func TestAttack_T55_APreApprovedConfigGetsNoCredential(t *testing.T) {
 
 func TestConfig_HasTheNodesAnnotations(t *testing.T) {
 	const name = "rendered-worker-0123456789abcdef0123456789abcdef"
-	read := func(x mcs.Extras) map[string]string {
-		var got map[string]string
-		if err := json.Unmarshal([]byte(file(t, answer(t, worker(ignition), x, version(3, 5)), mcs.NodeAnnotationsPath)),
-			&got); err != nil {
-			t.Fatal(err)
-		}
-		return got
+	c := answer(t, worker(ignition), extras(), version(3, 5))
+	var got map[string]string
+	if err := json.Unmarshal([]byte(file(t, c, mcs.NodeAnnotationsPath)), &got); err != nil {
+		t.Fatal(err)
 	}
-	got := read(extras())
 	for _, key := range []string{"currentConfig", "desiredConfig", "firstPivotConfig"} {
 		if got["machineconfiguration.openshift.io/"+key] != name {
 			t.Errorf("%s: %q", key, got["machineconfiguration.openshift.io/"+key])
@@ -231,17 +225,6 @@ func TestConfig_HasTheNodesAnnotations(t *testing.T) {
 	}
 	if got["machineconfiguration.openshift.io/state"] != "Done" || len(got) != 4 {
 		t.Errorf("annotations %v", got)
-	}
-	x := extras()
-	x.OSImage = "registry.example/built@sha256:3"
-	got = read(x)
-	if got["machineconfiguration.openshift.io/currentImage"] != x.OSImage ||
-		got["machineconfiguration.openshift.io/desiredImage"] != x.OSImage {
-		t.Errorf("the image that was built: %v", got)
-	}
-	mc := encapsulated(t, worker(ignition), x, version(3, 5), mcs.EncapsulatedPath)
-	if mc.Spec.OSImageURL != x.OSImage {
-		t.Errorf("it pivots to %s", mc.Spec.OSImageURL)
 	}
 }
 
@@ -336,13 +319,6 @@ func TestRefusals(t *testing.T) {
 				t.Error("the credential is in the error")
 			}
 		})
-	}
-	x := extras()
-	for _, host := range []string{"", "..", "a/../../../x", "."} {
-		x.Registries = []mcs.RegistryCA{{Host: host, PEM: []byte("x")}}
-		if _, err := mcs.Config(worker(ignition), x, version(3, 5)); err == nil {
-			t.Errorf("%q is taken as a host", host)
-		}
 	}
 	if _, err := mcs.Config(&render.Rendered{Pool: "worker"}, extras(), version(3, 5)); err == nil {
 		t.Error("a render without a MachineConfig is taken")

@@ -20,6 +20,9 @@ type Status struct {
 	PointerConfigs []PointerConfig
 	// Rival reports that another program also renews the certificates.
 	Rival bool
+	// Abandoned reports that the machine-config-operator made the CA, and that it does not renew, because no MachineSets
+	// exist.
+	Abandoned bool
 	// Hosts are those for which the serving certificate should be valid.
 	Hosts []string
 }

@@ -37,6 +37,7 @@ type Metrics struct {
 	leftOut     prometheus.Counter
 	doors       *prometheus.GaugeVec
 	mismatches  prometheus.Gauge
+	degraded    *prometheus.GaugeVec
 	rehearsals  *prometheus.CounterVec
 }
 
@@ -87,6 +88,8 @@ func New() *Metrics {
 		mismatches: gauge("mcs_attest_node_role_mismatches",
 			"Nodes with a control-plane role that their pool does not have. 0 on replicas that do not lead.").
 			WithLabelValues(),
+		degraded: gauge("mcs_attest_degraded",
+			"1 for each reason of the condition Degraded. None on replicas that do not lead.", "reason"),
 		leftOut: counter("mcs_attest_audit_left_out_total",
 			"Lines of the audit log that were omitted because their source had used up its share.").WithLabelValues(),
 		rehearsals: counter("mcs_attest_rehearsals_total",
@@ -221,6 +224,15 @@ func (m *Metrics) EventsDropped() { m.dropped.Inc() }
 
 // RoleMismatches sets the number of Nodes with a role that their pool does not have.
 func (m *Metrics) RoleMismatches(n int) { m.mismatches.Set(float64(n)) }
+
+// Degraded sets whether a reason of the condition Degraded exists.
+func (m *Metrics) Degraded(reason string, exists bool) {
+	if exists {
+		m.degraded.WithLabelValues(reason).Set(1)
+	} else {
+		m.degraded.DeleteLabelValues(reason)
+	}
+}
 
 // Rehearsals registers the metrics of the machines' last rehearsals. Read returns how many of these failed, and the
 // time of the oldest, which is zero if no machine has rehearsed. Each scrape calls it.

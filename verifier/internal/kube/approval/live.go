@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -48,7 +49,13 @@ func newRequests() *certificatesv1.CertificateSigningRequestList {
 	return new(certificatesv1.CertificateSigningRequestList)
 }
 
-func newAttestations() *v1alpha1.MachineAttestationList { return new(v1alpha1.MachineAttestationList) }
+// newAttestations returns a list of objects that are not decoded. The API server accepts objects that cannot be
+// decoded, and one of them would fail a typed list.
+func newAttestations() *unstructured.UnstructuredList {
+	list := new(unstructured.UnstructuredList)
+	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation + "List"))
+	return list
+}
 
 // kindOf returns the kind of an object for an error message.
 func kindOf(o runtime.Object) string {

@@ -76,11 +76,11 @@ func (l live) machine(ctx context.Context, gv schema.GroupVersion, namespace, na
 func (r *Reader) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
 	ref := rec.Spec.MachineRef
 	if ref == nil {
-		var a v1alpha1.MachineAttestation
-		if ok, err := r.get(ctx, rec.Namespace, rec.Name, &a); !ok || string(a.UID) != rec.Status.MachineUID {
+		a := newAttestation()
+		if ok, err := r.get(ctx, rec.Namespace, rec.Name, a); !ok || string(a.GetUID()) != rec.Status.MachineUID {
 			return nil, err
 		}
-		return standIn(&a)
+		return approver.MachineFromObject(a.Object)
 	}
 	named, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -100,10 +100,11 @@ func (r *Reader) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation
 	return nil, nil
 }
 
-// standIn reads a MachineAttestation as the Machine for which it stands in.
-func standIn(a *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+// newAttestation returns an empty MachineAttestation. Like [newAttestations], it is not decoded.
+func newAttestation() *unstructured.Unstructured {
+	a := new(unstructured.Unstructured)
 	a.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
-	return approver.MachineFromObject(a)
+	return a
 }
 
 // standIns returns the MachineAttestations with this name that stand in for a Machine.
@@ -111,17 +112,17 @@ func (r *Reader) standIns(ctx context.Context, name string) (found []approver.Ma
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return nil, nil // no object has such a name
 	}
-	var all v1alpha1.MachineAttestationList
+	all := newAttestations()
 	for _, namespace := range r.o.Namespaces {
 		if namespace == "" {
-			err = r.List(ctx, &all, client.MatchingFields{"metadata.name": name})
+			err = r.List(ctx, all, client.MatchingFields{"metadata.name": name})
 			if err != nil && !r.absent(ctx, "", err) {
 				return nil, fmt.Errorf("list MachineAttestations called %s: %w", name, err)
 			}
 			break
 		}
-		var a v1alpha1.MachineAttestation
-		ok, err := r.get(ctx, namespace, name, &a)
+		a := newAttestation()
+		ok, err := r.get(ctx, namespace, name, a)
 		if kerrors.IsForbidden(err) && namespace != r.o.Namespace {
 			continue // a stand-in there cannot attest
 		}
@@ -129,12 +130,12 @@ func (r *Reader) standIns(ctx context.Context, name string) (found []approver.Ma
 			return nil, err
 		}
 		if ok {
-			all.Items = append(all.Items, a)
+			all.Items = append(all.Items, *a)
 		}
 	}
 	for i := range all.Items {
 		// A record is a MachineAttestation as well, but does not stand in for a Machine.
-		if m, err := standIn(&all.Items[i]); err == nil && m.Name == name {
+		if m, err := approver.MachineFromObject(all.Items[i].Object); err == nil && m.Name == name {
 			found = append(found, *m)
 		}
 	}

@@ -12,6 +12,9 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -80,10 +83,10 @@ func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alph
 func (l *quarantineList) fill(ctx context.Context, api live, namespaces []string) {
 	l.barred = map[string]error{}
 	for _, namespace := range namespaces {
-		err := eachPage(ctx, api, newAttestations, func(page *v1alpha1.MachineAttestationList) error {
-			for _, a := range page.Items {
-				if a.Spec.Quarantined {
-					l.found = append(l.found, v1alpha1.MachineAttestation{ObjectMeta: a.ObjectMeta, Spec: a.Spec})
+		err := eachPage(ctx, api, newAttestations, func(page *unstructured.UnstructuredList) error {
+			for i := range page.Items {
+				if err := l.add(&page.Items[i]); err != nil {
+					return err
 				}
 			}
 			return nil
@@ -96,6 +99,31 @@ func (l *quarantineList) fill(ctx context.Context, api live, namespaces []string
 			l.err = errors.Join(l.err, fmt.Errorf("namespace %q: %w", namespace, err))
 		}
 	}
+}
+
+// add adds an object that quarantines a machine. It decodes only the fields that identify the machine, so another
+// field that cannot be decoded does not matter.
+func (l *quarantineList) add(o *unstructured.Unstructured) error {
+	if on, _, err := unstructured.NestedBool(o.Object, "spec", "quarantined"); err == nil && !on {
+		return nil
+	}
+	var in struct {
+		Spec struct {
+			Quarantined        bool                       `json:"quarantined"`
+			MachineRef         *v1alpha1.MachineReference `json:"machineRef"`
+			EKSHA256           []string                   `json:"ekSHA256"`
+			ExpectedProviderID string                     `json:"expectedProviderID"`
+		} `json:"spec"`
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &in); err != nil {
+		return fmt.Errorf("decode MachineAttestation %s/%s: %w", o.GetNamespace(), o.GetName(), err)
+	}
+	l.found = append(l.found, v1alpha1.MachineAttestation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName()},
+		Spec: v1alpha1.MachineAttestationSpec{Quarantined: in.Spec.Quarantined, MachineRef: in.Spec.MachineRef,
+			EKSHA256: in.Spec.EKSHA256, ExpectedProviderID: in.Spec.ExpectedProviderID},
+	})
+	return nil
 }
 
 // counted is the number of pending requests at one time.

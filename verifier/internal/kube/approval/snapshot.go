@@ -13,6 +13,7 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -25,7 +26,7 @@ import (
 type Snapshot struct {
 	internal, node map[string][]machine.Ref
 	credential     map[string]string
-	records        map[string]*v1alpha1.MachineAttestation
+	records        map[string]*unstructured.Unstructured
 	waiting        map[string][]*certificatesv1.CertificateSigningRequest
 	machines       int
 	nodes          int
@@ -36,7 +37,7 @@ type Snapshot struct {
 func TakeSnapshot(ctx context.Context, c client.Reader, rules approver.Config, namespaces []string) (*Snapshot, error) {
 	s := &Snapshot{
 		internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, credential: map[string]string{},
-		records: map[string]*v1alpha1.MachineAttestation{}, waiting: map[string][]*certificatesv1.CertificateSigningRequest{},
+		records: map[string]*unstructured.Unstructured{}, waiting: map[string][]*certificatesv1.CertificateSigningRequest{},
 	}
 	if slices.Contains(namespaces, "*") {
 		namespaces = []string{""}
@@ -123,15 +124,19 @@ func (s *Snapshot) addMachines(page *unstructured.UnstructuredList) error {
 // normal returns the form in which host names are compared.
 func normal(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
 
-func (s *Snapshot) addRecords(page *v1alpha1.MachineAttestationList) error {
+func (s *Snapshot) addRecords(page *unstructured.UnstructuredList) error {
 	for i := range page.Items {
-		rec := page.Items[i].DeepCopy()
-		if rec.Status.MachineUID == "" {
+		uid, _, _ := unstructured.NestedString(page.Items[i].Object, "status", "machineUID")
+		if uid == "" {
 			continue
 		}
-		s.records[rec.Status.MachineUID] = rec
-		for _, c := range rec.Status.Credentials {
-			s.credential[c.ID] = rec.Status.MachineUID
+		s.records[uid] = &page.Items[i]
+		credentials, _, _ := unstructured.NestedSlice(page.Items[i].Object, "status", "credentials")
+		for _, c := range credentials {
+			m, _ := c.(map[string]any)
+			if id, _ := m["id"].(string); id != "" {
+				s.credential[id] = uid
+			}
 		}
 	}
 	return nil
@@ -154,7 +159,15 @@ func (s *Snapshot) Counts() (machines, nodes int) { return s.machines, s.nodes }
 
 // Record implements [Records].
 func (s *Snapshot) Record(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
-	return s.records[uid], nil
+	o := s.records[uid]
+	if o == nil {
+		return nil, nil
+	}
+	rec := new(v1alpha1.MachineAttestation)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, rec); err != nil {
+		return nil, fmt.Errorf("decode MachineAttestation %s/%s: %w", o.GetNamespace(), o.GetName(), err)
+	}
+	return rec, nil
 }
 
 // Waiting returns the waiting requests with a key, for [Options].

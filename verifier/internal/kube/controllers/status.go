@@ -25,7 +25,8 @@ func (k *Process) statusControllers() []func(manager.Manager) error {
 	verifier := verifierstatus.New(verifierstatus.Options{
 		Now: p.Now, Limit: c.Limit(), Holder: k.identity, Version: p.Version,
 		Unavailable: c.Unavailable, Progressing: c.Progressing, Acknowledge: c.Guard().Acknowledge,
-		Findings: k.findings, Conditions: k.conditions, ControlPlaneNodes: roles.ControlPlaneNodes,
+		Findings: k.findings, Degraded: p.Metrics.Degraded, Conditions: k.conditions,
+		ControlPlaneNodes: roles.ControlPlaneNodes,
 	})
 	return []func(manager.Manager) error{policies.SetupWithManager, roles.SetupWithManager, verifier.SetupWithManager}
 }

@@ -37,15 +37,21 @@ func (c *Inventory) restoreFindings() (all []view.Finding) {
 	return all
 }
 
-// sourceFindings returns the kinds that cannot be read.
+// sourceFindings returns the kinds that cannot be read, or whose objects are too old for a grant.
 func (c *Inventory) sourceFindings() (all []view.Finding) {
 	for _, w := range c.watches.Sources() {
 		s, wrong := w.Status()
 		switch {
 		case wrong && s.Forbidden:
 			all = append(all, view.Finding{Reason: "Forbidden", Text: s.Text})
-		case wrong && s.Unsynced && !s.Advisory && c.o.Now().Sub(c.began) > c.o.Pass:
-			all = append(all, view.Finding{Reason: "NotSynced", Text: s.Text})
+		case wrong && s.Unsynced:
+			if !s.Advisory && c.o.Now().Sub(c.began) > c.o.Pass {
+				all = append(all, view.Finding{Reason: "NotSynced", Text: s.Text})
+			}
+		default:
+			if text := w.Outdated(time.Now()); text != "" {
+				all = append(all, view.Finding{Reason: "NotSynced", Text: text})
+			}
 		}
 	}
 	return all
@@ -99,6 +105,9 @@ func (c *Inventory) Unavailable() view.Finding {
 	now := c.o.Now()
 	if synced, missing := c.Synced(); !synced {
 		return view.Finding{Reason: "NotSynced", Text: strings.Join(missing, "; ")}
+	}
+	if err := c.View().Stale; err != nil {
+		return view.Finding{Reason: "NotSynced", Text: err.Error()}
 	}
 	if len(c.View().Policies.Pools()) == 0 {
 		return view.Finding{Reason: "NoPolicy", Text: "no AttestationPolicy covers any pool"}

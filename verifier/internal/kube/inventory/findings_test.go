@@ -4,13 +4,17 @@ package inventory
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 func TestInventory_ReportsWhatIsInProgress(t *testing.T) {
@@ -58,4 +62,24 @@ func TestInventory_ReportsWhatIsInProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("repaired", "")
+}
+
+// Neither the process nor its conditions may look healthy while nothing may be granted.
+func TestInventory_ReportsASourceThatKeepsFailing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := everythingRead(t)
+		c.watching(t, clusterAPIKind, "m").Fail(errors.New("conversion webhook failed"))
+		time.Sleep(sources.MaxError)
+		c.build()
+		if f, all := c.Unavailable(), c.Findings(); f.Reason == "NotSynced" || len(all) > 0 {
+			t.Fatalf("after a short outage: %+v, %+v", f, all)
+		}
+		time.Sleep(time.Second)
+		c.build()
+		for where, f := range map[string][]view.Finding{"Unavailable": {c.Unavailable()}, "Findings": c.Findings()} {
+			if len(f) != 1 || f[0].Reason != "NotSynced" || !strings.Contains(f[0].Text, "conversion webhook failed") {
+				t.Errorf("%s: %+v", where, f)
+			}
+		}
+	})
 }

@@ -7,9 +7,11 @@ package machinesets
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/errors"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -44,8 +46,10 @@ var kinds = []struct {
 		nil, []string{"spec", "template", "spec", "bootstrap", "dataSecretName"}},
 }
 
-// List lists the objects in namespaces; "*" means all. It skips kinds that the cluster does not have.
+// List lists the objects in namespaces; "*" means all. It skips kinds and namespaces that do not exist. With an error,
+// it returns the objects of the namespaces that could be read.
 func List(ctx context.Context, c client.Reader, namespaces []string) (all []MachineSet, err error) {
+	var failed []error
 	for _, k := range kinds {
 		for _, namespace := range namespaces {
 			if namespace == "*" {
@@ -55,11 +59,11 @@ func List(ctx context.Context, c client.Reader, namespaces []string) (all []Mach
 				list := &unstructured.UnstructuredList{}
 				list.SetGroupVersionKind(schema.GroupVersionKind{Group: k.group, Version: version, Kind: k.kind + "List"})
 				err := c.List(ctx, list, client.InNamespace(namespace))
-				if errors.IsNotFound(err) || meta.IsNoMatchError(err) {
+				if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
 					continue
 				}
-				if err != nil {
-					return nil, fmt.Errorf("list %s.%s in %s: %w", k.kind, k.group, namespace, err)
+				if err != nil && !absent(ctx, c, namespace, err) {
+					failed = append(failed, fmt.Errorf("list %s.%s in %s: %w", k.kind, k.group, namespace, err))
 				}
 				for _, o := range list.Items {
 					one := MachineSet{Kind: k.kind + "." + k.group, Name: client.ObjectKeyFromObject(&o)}
@@ -77,5 +81,12 @@ func List(ctx context.Context, c client.Reader, namespaces []string) (all []Mach
 			}
 		}
 	}
-	return all, nil
+	return all, errors.Join(failed...)
+}
+
+// absent reports whether an error means that a namespace does not exist. Such a namespace has no RoleBinding either,
+// so the API server answers "forbidden".
+func absent(ctx context.Context, c client.Reader, namespace string, err error) bool {
+	return namespace != "" && apierrors.IsForbidden(err) &&
+		apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: namespace}, new(corev1.Namespace)))
 }

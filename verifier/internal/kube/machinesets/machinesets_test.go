@@ -8,8 +8,12 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -78,5 +82,28 @@ func TestList_ReportsErrors(t *testing.T) {
 	}).Build()
 	if _, err := List(t.Context(), c, []string{"a"}); err == nil {
 		t.Error("no error")
+	}
+}
+
+// A namespace that does not exist has no RoleBinding, and one that is forbidden hides no other.
+func TestList_ContinuesAfterAForbiddenNamespace(t *testing.T) {
+	set := object("machine.openshift.io/v1beta1", "MachineSet", "a", "one", provider(nil))
+	for name, exists := range map[string]bool{"forbidden": true, "does not exist": false} {
+		b := fake.NewClientBuilder().WithObjects(set)
+		if exists {
+			b = b.WithObjects(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x"}})
+		}
+		c := b.WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch,
+			list client.ObjectList, opts ...client.ListOption) error {
+			var o client.ListOptions
+			if o.ApplyOptions(opts); o.Namespace == "x" {
+				return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no RoleBinding"))
+			}
+			return c.List(ctx, list, opts...)
+		}}).Build()
+		sets, err := List(t.Context(), c, []string{"x", "a"})
+		if len(sets) != 1 || (err != nil) != exists {
+			t.Errorf("%s: %v, %v", name, sets, err)
+		}
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -99,12 +99,10 @@ func (d *Detector) Probe(ctx context.Context) error {
 	check := d.Expect(d.Epoch())
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	var list v1alpha1.AttestationPolicyList
+	var list metav1.PartialObjectMetadataList // the API server accepts policies that cannot be decoded
+	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindAttestationPolicy + "List"))
 	if err := d.API.List(ctx, &list, client.Limit(1)); err != nil { // without a resourceVersion: a consistent read
-		if sources.Unavailable(err) || ctx.Err() != nil {
-			return fmt.Errorf("read the revision of etcd: %w", err)
-		}
-		return nil // the watch of the policies reports the problem
+		return fmt.Errorf("read the revision of etcd: %w", err)
 	}
 	d.probed = d.Clock()
 	d.recordAnswerAt(asked)

@@ -4,6 +4,7 @@ package restore_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"slices"
@@ -400,12 +401,39 @@ type policies struct {
 	client.Reader
 	revision string
 	calls    int
+	err      error
 }
 
 func (a *policies) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
 	a.calls++
 	list.SetResourceVersion(a.revision)
-	return nil
+	return a.err
+}
+
+// badPolicies has a policy that the API server accepts and that cannot be decoded.
+type badPolicies struct{ client.Reader }
+
+func (badPolicies) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	return json.Unmarshal([]byte(`{"metadata":{"resourceVersion":"19"},
+		"items":[{"metadata":{"name":"p"},"spec":{"maxMachineAge":"1d"}}]}`), list)
+}
+
+func TestAttack_T58_APolicyThatCannotBeDecodedHidesNoRestore(t *testing.T) {
+	noticed := 0
+	d := &restore.Detector{API: badPolicies{}, Now: time.Now, Clock: time.Now,
+		Noticed: func(time.Time, time.Time, string) { noticed++ }, Reread: func() {}}
+	d.Observe(0, 20)
+	if err := d.Probe(t.Context()); !errors.Is(err, store.ErrRestored) || noticed != 1 || d.Silent() {
+		t.Errorf("error %v, %d restores", err, noticed)
+	}
+}
+
+func TestDetector_ProbeReportsADeniedRead(t *testing.T) {
+	denied := kerrors.NewForbidden(schema.GroupResource{Resource: "attestationpolicies"}, "", errors.New("no"))
+	d := &restore.Detector{API: &policies{err: denied}, Now: time.Now, Clock: time.Now}
+	if err := d.Probe(t.Context()); !errors.Is(err, denied) || !d.Silent() {
+		t.Errorf("error %v", err)
+	}
 }
 
 func TestDetector_Probe(t *testing.T) {

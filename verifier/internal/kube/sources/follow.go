@@ -261,6 +261,9 @@ func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (
 	for pause := backoff(); ; Sleep(ctx, pause.Step()) {
 		// After a restore of etcd, a continued watch would receive nothing until the revisions have caught up.
 		err := f.runner.o.Revisions.Probe(ctx)
+		if refused(err) || apierrors.IsNotFound(err) {
+			err = nil // the problem of another source, which reports it
+		}
 		var stream watch.Interface
 		if err == nil {
 			stream, err = f.api.WatchWithContext(ctx, o)

@@ -50,7 +50,8 @@ type Options struct {
 	// Namespace is the verifier's own. MachineNamespaces are those of Machines.
 	Namespace         string
 	MachineNamespaces []string
-	// Retry is the pause between requests for a kind or a namespace that does not exist.
+	// Retry is the pause between requests for a kind or a namespace that does not exist. A kind that was read counts
+	// as absent when the API server has not had it for as long.
 	Retry     time.Duration
 	Revisions Revisions
 	// NamespaceGone reports whether a namespace does not exist or is being deleted. Its RoleBinding is deleted
@@ -142,11 +143,17 @@ func (i *Runner) Reset() {
 // maintain keeps one source current until ctx ends.
 func (i *Runner) maintain(ctx context.Context, s *Source) {
 	pause := backoff()
+	var unserved time.Time // since when the API server has answered that it does not have the kind
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := i.follow(ctx, s)
 		if time.Since(began) > time.Minute {
 			pause = backoff()
+		}
+		if !meta.IsNoMatchError(err) {
+			unserved = time.Time{}
+		} else if unserved.IsZero() {
+			unserved = began
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -154,7 +161,8 @@ func (i *Runner) maintain(ctx context.Context, s *Source) {
 		case apierrors.IsNotFound(err):
 			s.target = nil // the kind may have been deleted
 			s.Fail(err)
-		case meta.IsNoMatchError(err):
+		case meta.IsNoMatchError(err) && (!s.holds() || time.Since(unserved) > i.o.Retry):
+			// One such answer may come from an API server that is starting.
 			s.Absent()
 			Sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
 			continue

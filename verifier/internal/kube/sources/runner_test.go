@@ -44,6 +44,7 @@ type consumer struct {
 	values   map[string]int    // the last good state
 	unusable map[string]string // the reason, by object that cannot be used
 	highest  uint64
+	probe    error
 
 	epoch atomic.Uint32
 }
@@ -182,7 +183,7 @@ func (c *consumer) Probe(context.Context) error {
 		c.Restored(epoch, "by a probe")
 		return errors.New("etcd was restored")
 	}
-	return nil
+	return c.probe
 }
 
 func (c *consumer) Restored(epoch uint32, _ string) {
@@ -210,6 +211,29 @@ func (c *consumer) until(what string, so func() string) {
 			in, all := c.Outdated(time.Now())
 			c.t.Fatalf("%s: %s; outdated: %v %v", what, why, in, all)
 		}
+	}
+}
+
+// A probe reads the policies. The other sources do not depend on them.
+func TestRunner_WatchesWhileThePoliciesCannotBeRead(t *testing.T) {
+	policies := schema.GroupResource{Resource: "attestationpolicies"}
+	for name, err := range map[string]error{
+		"forbidden": apierrors.NewForbidden(policies, "", errors.New("no")), "not found": apierrors.NewNotFound(policies, ""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := newFakeAPI(t)
+			c, m := newConsumer(t, api, "a"), &model{api, map[string][]int{}}
+			c.probe = err
+			c.start()
+			random := rand.New(rand.NewPCG(0, 12))
+			for i := range 3 {
+				api.do(func() { m.change(random, true, "a", i) })
+				c.until("after a change", func() string { return m.equal(c) })
+			}
+			if st, wrong := c.Sources()[0].Status(); wrong {
+				t.Error(st.Text)
+			}
+		})
 	}
 }
 

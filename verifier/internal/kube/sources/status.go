@@ -154,6 +154,13 @@ func (s *Source) changed(first bool, was error) {
 	}
 }
 
+// holds reports whether objects of the source are in use.
+func (s *Source) holds() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.missing && (s.synced || len(s.known) > 0)
+}
+
 // Absent records that the cluster does not have the kind.
 func (s *Source) Absent() {
 	s.mu.Lock()

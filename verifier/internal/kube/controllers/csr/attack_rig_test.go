@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -190,6 +192,49 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecordYet(t *testing.T) {
 			}
 			s.ok(objects.Delete(s.context(), "stop", metav1.DeleteOptions{}))
 			s.signed(name)
+		})
+	}
+}
+
+// The API server accepts times in lower case, which this program cannot decode.
+func TestAttack_T67_AnObjectThatCannotBeDecodedStopsOnlyItsMachine(t *testing.T) {
+	for name, c := range map[string]struct {
+		everywhere bool
+		spec       map[string]any
+		status     string
+	}{
+		"a time in its status": {spec: map[string]any{}, status: `{"status":{"lastAttested":"2026-11-27t04:00:00z"}}`},
+		"a time in its spec":   {spec: map[string]any{"reattest": map[string]any{"until": "2026-11-28t04:00:00z"}}},
+		"of any namespace": {everywhere: true,
+			spec: map[string]any{"reattest": map[string]any{"until": "2026-11-28t04:00:00z"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			if c.everywhere {
+				s.options.Namespaces = []string{"*"}
+			}
+			s.run()
+			a, b := s.machine("a"), s.machine("b")
+			first, other := s.attested(a), s.attested(b)
+			spec := maps.Clone(c.spec)
+			spec["quarantined"], spec["machineRef"] = true, map[string]any{"name": a.Name}
+			objects := s.dyn.Resource(attestations).Namespace(s.namespace)
+			// Its name is that of the node of the other machine, so it is read as a stand-in as well.
+			_, err := objects.Create(s.context(), &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+				"metadata": map[string]any{"name": s.node("b")}, "spec": spec,
+			}}, metav1.CreateOptions{})
+			s.ok(err)
+			if c.status != "" {
+				_, err = objects.Patch(s.context(), s.node("b"), types.MergePatchType, []byte(c.status), metav1.PatchOptions{},
+					"status")
+				s.ok(err)
+			}
+			waits := first.ask()
+			s.left(waits, "retry", "Quarantined")
+			other.join()
+			s.ok(objects.Delete(s.context(), s.node("b"), metav1.DeleteOptions{}))
+			s.signed(waits)
 		})
 	}
 }

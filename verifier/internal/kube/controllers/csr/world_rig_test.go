@@ -20,6 +20,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -343,6 +344,7 @@ func TestSnapshot_DecidesLikeTheApprover(t *testing.T) {
 	s := newSite(t)
 	a, b := s.machine("a"), s.capiMachine("b")
 	s.joins(a)
+	s.attested(b)
 	_, id := s.bootstrap()
 	s.credential(a, id)
 	l, err := s.snapshot(s.namespace)
@@ -362,8 +364,14 @@ func TestSnapshot_DecidesLikeTheApprover(t *testing.T) {
 	if rec, err := l.Record(t.Context(), a.UID); err != nil || rec == nil {
 		t.Errorf("the record is %v (%v)", rec, err)
 	}
+	_, err = s.dyn.Resource(attestations).Namespace(s.namespace).Patch(t.Context(), b.UID, types.MergePatchType,
+		[]byte(`{"status":{"lastAttested":"2026-11-27t04:00:00z"}}`), metav1.PatchOptions{}, "status")
+	s.ok(err)
 	everywhere, err := s.snapshot("*")
 	s.ok(err)
+	if rec, err := everywhere.Record(t.Context(), b.UID); err == nil {
+		t.Errorf("a record that cannot be decoded is %v", rec)
+	}
 	if got := everywhere.ByNode(s.node("a")); len(got) != 1 || got[0] != a.Ref() {
 		t.Errorf("of node a there are %v everywhere", got)
 	}

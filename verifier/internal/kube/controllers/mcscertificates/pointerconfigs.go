@@ -5,6 +5,7 @@ package mcscertificates
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -29,13 +30,11 @@ type pointerConfigs struct {
 	list       bool     // whether to include every Secret whose name ends in -user-data
 }
 
-// names returns the Secrets that the configuration or MachineSets name, without duplicates.
+// names returns the Secrets that the configuration or MachineSets name, without duplicates. With an error, some may be
+// missing.
 func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) {
 	all := slices.Clone(p.configured)
-	sets, err := machinesets.List(ctx, p.client, p.namespaces)
-	if err != nil {
-		return nil, err
-	}
+	sets, incomplete := machinesets.List(ctx, p.client, p.namespaces)
 	for _, s := range sets {
 		if s.UserData.Name != "" {
 			all = append(all, s.UserData)
@@ -47,7 +46,7 @@ func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) 
 		}
 		var secrets corev1.SecretList
 		if err := p.client.List(ctx, &secrets, client.InNamespace(namespace)); err != nil {
-			return nil, fmt.Errorf("list Secrets in %s: %w", namespace, err)
+			incomplete = errors.Join(incomplete, fmt.Errorf("list Secrets in %s: %w", namespace, err))
 		}
 		for _, s := range secrets.Items {
 			if strings.HasSuffix(s.Name, "-user-data") {
@@ -58,24 +57,22 @@ func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) 
 	slices.SortFunc(all, func(a, b client.ObjectKey) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
-	return slices.Compact(all), nil
+	return slices.Compact(all), incomplete
 }
 
-// renew writes the bundle into the pointer configs. If dry is true, it changes nothing.
+// renew writes the bundle into the pointer configs. If dry is true, it changes nothing. With an error, it has renewed
+// those that it found.
 func (p *pointerConfigs) renew(
 	ctx context.Context, with mcscert.Authorities, dry bool,
-) (all []mcscert.PointerConfig, err error) {
-	names, err := p.names(ctx)
-	if err != nil {
-		return nil, err
-	}
+) (all []mcscert.PointerConfig, incomplete error) {
+	names, incomplete := p.names(ctx)
 	for _, key := range names {
 		if one, exists := p.renewOne(ctx, key, with, dry); exists {
 			one.Name = key.String()
 			all = append(all, one)
 		}
 	}
-	return all, nil
+	return all, incomplete
 }
 
 func (p *pointerConfigs) renewOne(

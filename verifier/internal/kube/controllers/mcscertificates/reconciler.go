@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +42,9 @@ const (
 	defaultEvery = time.Minute
 	passTimeout  = time.Minute
 )
+
+// operatorsMachines is the namespace whose MachineSets make the machine-config-operator renew.
+const operatorsMachines = "openshift-machine-api"
 
 // legacyCA is the installer's CA, whose key was not kept.
 var legacyCA = client.ObjectKey{Namespace: "kube-system", Name: "root-ca"}
@@ -213,6 +217,10 @@ func findings(s mcscert.Status, err error) (all []view.Finding) {
 	if s.Rival {
 		add("certificates.rotate is Always, but another client also writes the CA of the Machine Config Server; set Auto")
 	}
+	if s.Abandoned {
+		add("the machine-config-operator made the CA of the Machine Config Server, but it does not renew the certificates,"+
+			" because %s has no MachineSets; set certificates.rotate: Always", operatorsMachines)
+	}
 	if !s.Case.Ours() {
 		return all
 	}
@@ -277,14 +285,14 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 		s.Case, s.Rival = mcscert.CaseConfigured, r.rival
 	case ca != nil:
 		s.Case = made
-	default:
-		sets, err := machinesets.List(ctx, r.pointerConfigs.client, r.pointerConfigs.namespaces)
-		if err != nil {
-			return o, mcscert.Status{}, err
+		if made == mcscert.CaseOperator {
+			found, err := r.machineSets(ctx, []string{operatorsMachines})
+			s.Abandoned = err == nil && !found
 		}
-		found := false
-		for _, set := range sets {
-			found = found || set.Kind == machinesets.MachineAPI
+	default:
+		found, err := r.machineSets(ctx, r.pointerConfigs.namespaces)
+		if err != nil && !found {
+			return o, mcscert.Status{}, err
 		}
 		if found && r.missing.IsZero() {
 			r.missing = at
@@ -302,6 +310,12 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	}
 	s.At, s.Hosts = at, mcscert.CanonicalHosts(hosts)
 	return o, s, nil
+}
+
+// machineSets reports whether MachineSets of the Machine API exist. With an error, not all are known.
+func (r *Reconciler) machineSets(ctx context.Context, namespaces []string) (bool, error) {
+	sets, err := machinesets.List(ctx, r.pointerConfigs.client, namespaces)
+	return slices.ContainsFunc(sets, func(s machinesets.MachineSet) bool { return s.Kind == machinesets.MachineAPI }), err
 }
 
 // Inspect returns the current state and changes nothing.

@@ -103,7 +103,9 @@ func newRig(t *testing.T, objects ...client.Object) *rig {
 				return c.Get(ctx, key, o, opts...)
 			},
 			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-				if err := check("list", list, client.ObjectKey{}); err != nil {
+				var o client.ListOptions
+				o.ApplyOptions(opts)
+				if err := check("list", list, client.ObjectKey{Namespace: o.Namespace}); err != nil {
 					return err
 				}
 				return c.List(ctx, list, opts...)
@@ -777,6 +779,45 @@ func (r *rig) objects() string {
 	return fmt.Sprintf("%+v %+v", s.Items, m.Items)
 }
 
+// The machine-config-operator renews only while MachineSets exist.
+func TestOperatorWithoutMachineSetsIsAFinding(t *testing.T) {
+	for name, c := range map[string]struct {
+		sets    []client.Object
+		refuse  bool
+		finding bool
+	}{
+		"MachineSets":     {sets: []client.Object{machineSetOf("worker-user-data")}},
+		"no MachineSets":  {finding: true},
+		"it is not known": {refuse: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, append(c.sets, userData(t, "worker-user-data", []byte(installed())),
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: machines}})...)
+			r.o.Config.Certificates.Rotate = config.RotateAlways
+			r.start()
+			r.sync()
+			ca := r.secret(mco, "machine-config-server-ca")
+			ca.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator"
+			r.update(ca)
+			r.o.Config.Certificates.Rotate = ""
+			r.start()
+			r.refuse = func(verb string, _ runtime.Object, _ client.ObjectKey) error {
+				if c.refuse && verb == "list" {
+					return forbidden("")
+				}
+				return nil
+			}
+			if s := r.sync(); s.Case != mcscert.CaseOperator {
+				t.Fatal(s.Case)
+			}
+			f := r.c.Findings()
+			if (len(f) > 0) != c.finding || c.finding && !strings.Contains(f[0].Text, "certificates.rotate: Always") {
+				t.Errorf("findings %v", f)
+			}
+		})
+	}
+}
+
 // When the machine-config-operator is upgraded and takes over, the verifier stops;
 // where it is told to go on, it says that there are two.
 func TestTheMachineConfigOperatorTakesOver(t *testing.T) {
@@ -788,6 +829,9 @@ func TestTheMachineConfigOperatorTakesOver(t *testing.T) {
 			}
 			r.start()
 			r.sync()
+			if err := r.client.Create(t.Context(), machineSetOf("worker-user-data")); err != nil {
+				t.Fatal(err)
+			}
 			ca := r.secret(mco, "machine-config-server-ca")
 			ca.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator"
 			r.update(ca)
@@ -1055,6 +1099,52 @@ func TestErrorsAreReported(t *testing.T) {
 			if strings.Contains(e.Message, "PRIVATE KEY") {
 				t.Error("a key is in an Event")
 			}
+		}
+	})
+}
+
+// A namespace that the account may not read, or that does not exist, stops only what depends on it.
+func TestNamespaceThatCannotBeListed(t *testing.T) {
+	const elsewhere = "openshift-cluster-api"
+	deny := func(verb string, _ runtime.Object, key client.ObjectKey) error {
+		if verb == "list" && key.Namespace == elsewhere {
+			return forbidden("")
+		}
+		return nil
+	}
+	for name, exists := range map[string]bool{"forbidden": true, "deleted": false} {
+		t.Run(name, func(t *testing.T) {
+			objects := []client.Object{machineSetOf("infra-user-data")}
+			for _, name := range []string{"worker-user-data", "infra-user-data"} {
+				objects = append(objects, userData(t, name, []byte(installed())))
+			}
+			if exists {
+				objects = append(objects, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
+			}
+			r := newRig(t, objects...)
+			r.k.MachineNamespaces, r.refuse = []string{elsewhere, machines}, deny
+			r.o.Config.Certificates.Rotate = config.RotateAlways
+			r.start()
+			if err := r.reconcile(); (err != nil) != exists {
+				t.Error(err)
+			}
+			f := r.c.Findings()
+			if exists && (len(f) != 1 || !strings.Contains(f[0].Text, elsewhere)) || !exists && len(f) > 0 {
+				t.Errorf("findings %v", f)
+			}
+			for _, name := range []string{"worker-user-data", "infra-user-data"} {
+				if err := verify(r.c.Status().Leaf, r.pointerRoots(name), time.Now()); err != nil {
+					t.Errorf("a machine with %s: %v", name, err)
+				}
+			}
+		})
+	}
+	t.Run("no decision without a CA", func(t *testing.T) {
+		r := newRig(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}})
+		r.k.MachineNamespaces, r.refuse = []string{elsewhere, machines}, deny
+		r.start()
+		if err := r.reconcile(); err == nil || r.c.Status().Case != "" {
+			t.Errorf("case %q, error %v", r.c.Status().Case, err)
 		}
 	})
 }

@@ -77,6 +77,7 @@ type Reconciler struct {
 	mu      sync.Mutex
 	result  *noderole.Result // nil if not evaluated yet
 	partial bool
+	ended   bool // this replica no longer leads
 }
 
 // New returns a Reconciler.
@@ -86,14 +87,23 @@ func New(o Options) *Reconciler { return &Reconciler{o: o} }
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	atEnd := func(ctx context.Context) error {
 		<-ctx.Done()
+		r.setEnded(true)
 		r.set(nil, false)
 		return nil
 	}
+	r.setEnded(false)
 	if err := m.Add(manager.RunnableFunc(atEnd)); err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(m).Named("noderoles").WatchesRawSource(r.o.Trigger).
 		WithOptions(kube.ControllerOptions()).Complete(r)
+}
+
+// setEnded sets whether this replica no longer leads.
+func (r *Reconciler) setEnded(ended bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = ended
 }
 
 // set stores a result, and returns the previous one.
@@ -102,6 +112,9 @@ func (r *Reconciler) set(next *noderole.Result, partial bool) (before noderole.R
 	defer r.mu.Unlock()
 	if r.result != nil {
 		before = *r.result
+	}
+	if r.ended { // a Reconcile may end later
+		next = nil
 	}
 	n := 0
 	if next != nil {

@@ -113,6 +113,23 @@ func TestReconcile_ReportsAMismatchUntilItEnds(t *testing.T) {
 	}
 }
 
+func TestReconcile_ThatEndsAfterTheLeadershipReportsNothing(t *testing.T) {
+	r := &rig{known: true, records: map[string]*v1alpha1.MachineAttestation{"1": {}}, in: noderole.Input{
+		Nodes: []string{"impostor"}, Machines: []noderole.Machine{{UID: "1", Pool: "worker", Node: "impostor"}},
+	}}
+	c := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
+		Events: r, Inventory: r, Records: r, Report: func(n int) { r.metric = n }})
+	for _, ended := range []bool{false, true, false} {
+		c.setEnded(ended)
+		if _, err := c.Reconcile(t.Context(), reconcile.Request{}); err != nil {
+			t.Fatal(err)
+		}
+		if (r.metric == 0) != ended || (len(c.Findings()) == 0) != ended {
+			t.Errorf("ended %v: %d mismatches, findings %v", ended, r.metric, c.Findings())
+		}
+	}
+}
+
 // A record that cannot be written stops the conditions of no other record.
 func TestReconcile_WritesTheOthersIfARecordCannotBeWritten(t *testing.T) {
 	mismatch := []metav1.Condition{{Type: v1alpha1.ConditionRoleMismatch, Status: metav1.ConditionTrue}}

@@ -24,6 +24,7 @@ package policystatus
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +33,8 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -211,7 +214,8 @@ const inForce = "in force"
 func (r *Reconciler) attestation(
 	ctx context.Context, name types.NamespacedName, fault inventory.Fault, bad bool,
 ) error {
-	o := &v1alpha1.MachineAttestation{}
+	o := new(unstructured.Unstructured) // one that cannot be decoded has a condition as well
+	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
 	if err := r.reader.Get(ctx, name, o); kerrors.IsNotFound(err) {
 		return nil
 	} else if err != nil {
@@ -219,19 +223,45 @@ func (r *Reconciler) attestation(
 	}
 	want := metav1.Condition{
 		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: reasonAccepted, Message: inForce,
-		ObservedGeneration: o.Generation,
+		ObservedGeneration: o.GetGeneration(),
 	}
+	all, _, err := unstructured.NestedSlice(o.Object, "status", "conditions")
+	if err != nil {
+		return fmt.Errorf("read the conditions of MachineAttestation %s: %w", name, err)
+	}
+	at := slices.IndexFunc(all, func(c any) bool {
+		m, _ := c.(map[string]any)
+		return m["type"] == want.Type
+	})
 	switch {
-	case bad && fault.Generation != o.Generation:
+	case bad && fault.Generation != o.GetGeneration():
 		return nil // the inventory will receive the newer version
 	case bad:
 		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, fault.Text
-	case meta.FindStatusCondition(o.Status.Conditions, want.Type) == nil:
+	case at < 0:
 		return nil
 	}
 	patch := client.MergeFromWithOptions(o.DeepCopy(), client.MergeFromWithOptimisticLock{})
-	if !r.set(&o.Status.Conditions, want) {
+	var own []metav1.Condition
+	if at >= 0 {
+		var c metav1.Condition
+		m, _ := all[at].(map[string]any)
+		if runtime.DefaultUnstructuredConverter.FromUnstructured(m, &c) == nil {
+			own = append(own, c)
+		}
+	} else {
+		at, all = len(all), append(all, nil)
+	}
+	if !r.set(&own, want) {
 		return nil
+	}
+	written, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&own[0])
+	if err != nil {
+		return fmt.Errorf("encode the condition of MachineAttestation %s: %w", name, err)
+	}
+	all[at] = written
+	if err := unstructured.SetNestedSlice(o.Object, all, "status", "conditions"); err != nil {
+		return fmt.Errorf("set the condition of MachineAttestation %s: %w", name, err)
 	}
 	if err := r.o.Limit.Wait(ctx); err != nil {
 		return err

@@ -5,12 +5,15 @@ package policystatus
 import (
 	"context"
 	"errors"
+	"maps"
 	"testing"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -241,6 +244,40 @@ func TestReconcile_Attestation(t *testing.T) {
 	gone := types.NamespacedName{Namespace: "m", Name: "gone"}
 	if writes, events := r.do(attestationKind.Request(gone)); writes+events > 0 {
 		t.Errorf("one that is gone: %d writes, %d Events", writes, events)
+	}
+}
+
+// The API server accepts times in lower case, which this program cannot decode.
+func TestReconcile_AttestationThatCannotBeDecoded(t *testing.T) {
+	const small = "2026-11-27t04:00:00z"
+	name := types.NamespacedName{Namespace: "m", Name: "a"}
+	o := &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"namespace": "m", "name": "a", "generation": int64(1)},
+		"status": map[string]any{"lastAttested": small, "conditions": []any{
+			map[string]any{"type": "Accepted", "status": "True", "lastTransitionTime": small},
+			map[string]any{"type": "Other", "status": "True", "lastTransitionTime": small},
+		}},
+	}}
+	gvk := v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation)
+	o.SetGroupVersionKind(gvk)
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypeWithName(gvk, o)
+	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(o).WithStatusSubresource(o).Build()
+	r := newRig(t)
+	r.reader, r.writer = api, api
+	r.faults[name] = inventory.Fault{Generation: 1, Text: "a time"}
+	r.do(attestationKind.Request(name))
+	if err := api.Get(t.Context(), name, o); err != nil {
+		t.Fatal(err)
+	}
+	all, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	found := map[any]any{}
+	for _, c := range all {
+		m, _ := c.(map[string]any)
+		found[m["type"]] = m["status"]
+	}
+	if want := (map[any]any{"Accepted": "False", "Other": "True"}); len(all) != 2 || !maps.Equal(found, want) {
+		t.Errorf("the conditions are %v", all)
 	}
 }
 

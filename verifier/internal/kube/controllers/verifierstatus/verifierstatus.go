@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -69,6 +70,8 @@ type Options struct {
 	Unavailable, Progressing func() view.Finding
 	// Findings return the reasons of the condition Degraded, the most severe first.
 	Findings []Findings
+	// Degraded receives each reason of the condition Degraded when it begins, and when it ends. Default: none.
+	Degraded func(reason string, exists bool)
 	// Conditions return further conditions.
 	Conditions []Condition
 	// ControlPlaneNodes returns the list for a status that contains these names. It returns false while
@@ -95,12 +98,17 @@ type Reconciler struct {
 
 	read time.Time // when the object was last read, if it was up to date
 	last status
+
+	mu       sync.Mutex
+	ended    bool            // this replica no longer leads
+	degraded map[string]bool // the reasons that Degraded received
 }
 
 // status is the reported state.
 type status struct {
 	conditions []metav1.Condition
 	nodes      []string
+	degraded   map[string]bool // the reasons
 }
 
 func (s status) equal(other status) bool {
@@ -110,12 +118,21 @@ func (s status) equal(other status) bool {
 // New returns a Reconciler.
 func New(o Options) *Reconciler {
 	o.Resync = cmp.Or(o.Resync, time.Minute)
+	if o.Degraded == nil {
+		o.Degraded = func(string, bool) {}
+	}
 	return &Reconciler{o: o}
 }
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	r.reader, r.writer, r.read = m.GetAPIReader(), m.GetClient(), time.Time{}
+	r.mu.Lock()
+	r.ended = false
+	r.mu.Unlock()
+	if err := m.Add(manager.RunnableFunc(r.end)); err != nil {
+		return err
+	}
 	one := reconcile.Request{NamespacedName: client.ObjectKey{Name: v1alpha1.VerifierName}}
 	start := func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		queue.Add(one)
@@ -129,6 +146,36 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		}).Complete(r)
 }
 
+// end ends the reasons when this replica no longer leads. The next leader reports them.
+func (r *Reconciler) end(ctx context.Context) error {
+	<-ctx.Done()
+	r.mu.Lock()
+	r.ended = true
+	r.mu.Unlock()
+	r.report(nil)
+	return nil
+}
+
+// report passes on the reasons that begin and end.
+func (r *Reconciler) report(next map[string]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended { // a Reconcile may end later
+		next = nil
+	}
+	for reason := range r.degraded {
+		if !next[reason] {
+			r.o.Degraded(reason, false)
+		}
+	}
+	for reason := range next {
+		if !r.degraded[reason] {
+			r.o.Degraded(reason, true)
+		}
+	}
+	r.degraded = next
+}
+
 // Reconcile writes the status if it changed, and requeues itself.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	if err := r.reconcile(ctx); err != nil {
@@ -139,7 +186,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 
 func (r *Reconciler) reconcile(ctx context.Context) error {
 	now := r.o.Now()
-	if !r.read.IsZero() && now.Sub(r.read) < r.o.Resync && r.status(r.last.nodes).equal(r.last) {
+	current := r.status(r.last.nodes)
+	r.report(current.degraded) // also while the API does not answer
+	if !r.read.IsZero() && now.Sub(r.read) < r.o.Resync && current.equal(r.last) {
 		return nil
 	}
 	v, err := r.get(ctx)
@@ -196,7 +245,7 @@ func (r *Reconciler) apply(v *v1alpha1.AttestationVerifier, next status, now tim
 
 // status computes the report for a status that contains these Nodes.
 func (r *Reconciler) status(listed []string) status {
-	s := status{nodes: listed}
+	s := status{nodes: listed, degraded: map[string]bool{}}
 	if nodes, known := r.o.ControlPlaneNodes(listed); known {
 		s.nodes = nodes
 	}
@@ -205,6 +254,7 @@ func (r *Reconciler) status(listed []string) status {
 	for _, find := range r.o.Findings {
 		for _, f := range find() {
 			degraded.Reason = cmp.Or(degraded.Reason, f.Reason)
+			s.degraded[f.Reason] = true
 			texts = append(texts, sources.Truncate(f.Text))
 			if f.Reason == restore.Reason {
 				holdUpgrade = f

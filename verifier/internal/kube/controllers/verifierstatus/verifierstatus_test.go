@@ -5,6 +5,7 @@ package verifierstatus
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +40,7 @@ type rig struct {
 	nodes                   []string
 	known                   bool
 	acknowledged            map[string]string
+	degraded                map[string]bool
 }
 
 func newRig(t *testing.T) *rig {
@@ -47,7 +49,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{T: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	r := &rig{T: t, degraded: map[string]bool{}, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	r.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.AttestationVerifier{}).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Get: func(ctx context.Context, c client.WithWatch, k client.ObjectKey, o client.Object,
@@ -69,7 +71,12 @@ func newRig(t *testing.T) *rig {
 	r.Reconciler = New(Options{
 		Now: func() time.Time { return r.now }, Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Holder: "me", Version: "1.2.3",
 		Unavailable: func() view.Finding { return r.unavailable }, Progressing: func() view.Finding { return r.inProgress },
-		Findings:          []Findings{func() []view.Finding { return r.findings }, func() []view.Finding { return nil }},
+		Findings: []Findings{func() []view.Finding { return r.findings }, func() []view.Finding { return nil }},
+		Degraded: func(reason string, exists bool) {
+			if r.degraded[reason] = exists; !exists {
+				delete(r.degraded, reason)
+			}
+		},
 		Conditions:        []Condition{func() metav1.Condition { return r.door }},
 		ControlPlaneNodes: func([]string) ([]string, bool) { return r.nodes, r.known },
 		Acknowledge:       func(a map[string]string) { r.acknowledged = a },
@@ -145,6 +152,31 @@ func TestReconcile_WritesOnlyWhatChanged(t *testing.T) {
 	r.now = r.now.Add(time.Minute)
 	s, _, _ = r.do()
 	r.is("undone", s, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Grave")
+}
+
+func TestReconcile_ReportsEachReasonUntilItEnds(t *testing.T) {
+	r := newRig(t)
+	want := func(when string, reasons ...string) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(r.degraded)); !slices.Equal(got, reasons) {
+			t.Errorf("%s: %q", when, got)
+		}
+	}
+	r.findings = []view.Finding{{Reason: "A", Text: "a"}, {Reason: "B", Text: "b"}, {Reason: "B", Text: "c"}}
+	r.do()
+	want("two reasons", "A", "B")
+	r.findings = r.findings[:1]
+	r.refuse = errors.New("the API does not answer")
+	_, _ = r.Reconcile(t.Context(), reconcile.Request{})
+	want("one has ended", "A")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.end(ctx); err != nil {
+		t.Fatal(err)
+	}
+	want("another replica leads")
+	r.do()
+	want("a Reconcile ended later")
 }
 
 func TestReconcile_ReadsAgainAfterAConflict(t *testing.T) {
