@@ -93,7 +93,9 @@ func ParseCertificates(raw []byte) ([]*x509.Certificate, error) {
 }
 
 // decodeData decodes and decompresses a data URL; the result has at most MaxSize bytes.
-func decodeData(url, compression string) ([]byte, error) { return decodeAtMost(url, compression, MaxSize) }
+func decodeData(url, compression string) ([]byte, error) {
+	return decodeAtMost(url, compression, MaxSize)
+}
 
 // decodeAtMost is decodeData with another maximum, in bytes.
 func decodeAtMost(url, compression string, limit int) ([]byte, error) {

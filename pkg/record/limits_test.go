@@ -117,7 +117,8 @@ func TestAttack_T61_DenialsKeepTheHistory(t *testing.T) {
 	}
 	others := slices.DeleteFunc(slices.Clone(r.Status.History), isDenied)
 	for i := range 3 * v1alpha1.MaxHistory {
-		r = record.Denied(r, m, reason.From(reason.Deny(reason.PCRCapped, "x")), "c", start.Add(time.Duration(i+2)*time.Minute))
+		at := start.Add(time.Duration(i+2) * time.Minute)
+		r = record.Denied(r, m, reason.From(reason.Deny(reason.PCRCapped, "x")), "c", at)
 		if n := len(r.Status.History); n > v1alpha1.MaxHistory || !isDenied(r.Status.History[n-1]) {
 			t.Fatalf("%d entries, the last is %+v", n, r.Status.History[n-1])
 		}
