@@ -426,10 +426,10 @@ func (g *gate) authorize(r *request) error {
 	if err != nil {
 		return err
 	}
-	r.claims = &claims
 	if err := g.admit(r, claims); err != nil {
-		return err
+		return err // without the claims, so that the line in the audit log counts for the budget of its source
 	}
+	r.claims = &claims
 	if claims.Pool != r.pool {
 		return reason.Deny(reason.TokenPool, "the token is for pool %s, the request for pool %s", claims.Pool, r.pool)
 	}

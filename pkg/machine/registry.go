@@ -174,6 +174,14 @@ func (r *Registry) HasEnrollment(e Enrollment) bool {
 	return !ok && e.empty() || ok && reflect.DeepEqual(*known, e)
 }
 
+// HasAttestation reports whether the registry has a MachineAttestation. It has none without content.
+func (r *Registry) HasAttestation(namespace, attestation string) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	_, ok := r.enrollments[name{"", namespace, attestation}]
+	return ok
+}
+
 // DeleteEnrollment deletes a MachineAttestation and returns the Machine that it referred to, or nil.
 func (r *Registry) DeleteEnrollment(namespace, enrollment string) *v1alpha1.MachineReference {
 	return r.delete(name{"", namespace, enrollment})

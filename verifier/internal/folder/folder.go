@@ -195,7 +195,9 @@ func (f *Folder) scan(settle time.Duration) (changed, later bool) {
 		case state.missing.IsZero():
 			state.missing = now
 		}
-		if now.Sub(state.missing) < settle {
+		// A file that is renamed and then written again must not be missing under both names.
+		gone := now.Sub(state.missing)
+		if gone < settle || later && gone < 10*settle {
 			later = true
 			continue
 		}
@@ -235,9 +237,10 @@ func (f *Folder) refreshFile(s section, path string, atStart bool, settle time.D
 		return first || !slices.Equal(before, state.problems), false
 	}
 	now, v := time.Now(), version{info.ModTime().UnixNano(), info.Size(), sha256.Sum256(raw)}
-	if v != state.last {
-		state.last, state.since = v, now
+	if v.sum != state.last.sum {
+		state.since = now
 	}
+	state.last = v
 	state.readAt = now
 	if v == state.used {
 		return false, false

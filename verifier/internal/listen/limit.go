@@ -46,7 +46,7 @@ const (
 // connection. At most half of total have sent no request, since those need the most memory. A
 // connection with an active request stays open, and so does one whose client has attested and will ask
 // for its certificate. If only those are left, a source with far fewer connections than another replaces
-// one of that source: one that has not attested, or else one that has been idle for long. Otherwise the
+// one of that source: one that has not attested, or else one that has been idle for half a minute. Otherwise the
 // new connection is closed. Both the agent and Ignition retry.
 //
 // keep, if not nil, reports for which peers an idle connection may stay open for long. These are front
@@ -178,7 +178,7 @@ func (l *Limited) unfair(arrives netip.Addr) (victims []*conn) {
 			if oldest == nil || c.since.Before(began) {
 				oldest, began = c, c.since
 			}
-		case c.state == waiting && now.Sub(c.since) > long:
+		case c.state == waiting && now.Sub(c.since) > 2*long:
 			if idle == nil || c.since.Before(idleSince) {
 				idle, idleSince = c, c.since
 			}

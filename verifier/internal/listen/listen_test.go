@@ -185,7 +185,7 @@ func TestAttack_T61_ProvenConnectionsOfOneSourceGiveWayToOthers(t *testing.T) {
 		t.Fatal("a proven connection that was just used was closed")
 	}
 	for _, c := range held {
-		c.since = c.since.Add(-2 * long)
+		c.since = c.since.Add(-3 * long)
 	}
 	held[0].enter(busy)
 	for i := range clients {

@@ -5,7 +5,9 @@ package outbound
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -77,6 +79,17 @@ func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer.Body = http.MaxBytesReader(nil, answer.Body, l.limit)
+	answer.Body = limitedBody{http.MaxBytesReader(nil, answer.Body, l.limit)}
 	return answer, nil
+}
+
+// limitedBody names an answer in its error, where net/http names a request.
+type limitedBody struct{ io.ReadCloser }
+
+func (b limitedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		err = errors.New("the answer is too large")
+	}
+	return n, err
 }

@@ -438,16 +438,17 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	return err
 }
 
-// denialKey is a Machine, and whether the caller proved to be it.
+// denialKey is a Machine, whether the caller proved to be it, and why it was denied.
 type denialKey struct {
 	uid    string
 	proven bool
+	code   reason.Code
 }
 
-// deniedTooOften returns a temporary denial if the Machine was denied very often recently. A denial costs a read of the
+// deniedTooOften returns a temporary denial if the Machine was denied very often recently for this reason. A denial costs a read of the
 // Machine, one of its record, and a line of the audit log, and a node can cause any number.
 func (s *Service) deniedTooOften(c *call, m *machine.Machine, proven bool, denial error) error {
-	if passing(denial) || s.denials.Allow(c.start, denialKey{m.UID, proven}) {
+	if passing(denial) || s.denials.Allow(c.start, denialKey{m.UID, proven, reason.From(denial).Code}) {
 		return nil
 	}
 	c.extra = append(c.extra, slog.String("denied", denial.Error()))

@@ -21,7 +21,8 @@ import (
 
 // Confirmation reads a Machine again before a permanent denial, because the watched state may be old,
 // and a permanent denial drops the node to its emergency shell (rule 12 of docs/security-rules.md). It
-// costs two GETs, of the Machine and of its MachineAttestation, which has the grant.
+// costs a GET of the Machine, and one of its record, which has the grant. The enrollment that an administrator wrote
+// may be a third object.
 type Confirmation struct {
 	Client   dynamic.Interface
 	Machines *machine.Registry
@@ -51,25 +52,28 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 	if m.StandIn { // its object was read above
 		return nil
 	}
-	return c.confirmRecord(ctx, m)
+	at := records.Key(m)
+	if err := c.confirmAttestation(ctx, m, at); err != nil {
+		return err
+	}
+	// A Machine can also be enrolled by a BareMetalHost.
+	if e := m.Enrollment; e != nil && client.ObjectKeyFromObject(e) != at && c.Machines.HasAttestation(e.Namespace, e.Name) {
+		return c.confirmAttestation(ctx, m, client.ObjectKeyFromObject(e))
+	}
+	return nil
 }
 
-// confirmRecord is Confirm of the MachineAttestation. A grant that the watch has not reported is in the record, or in
-// the enrollment that an administrator wrote.
-func (c Confirmation) confirmRecord(ctx context.Context, m *machine.Machine) error {
-	at := records.Key(m)
-	if e := m.Enrollment; e != nil {
-		at = client.ObjectKeyFromObject(e)
-	}
+// confirmAttestation is Confirm of a MachineAttestation of the Machine, which need not exist.
+func (c Confirmation) confirmAttestation(ctx context.Context, m *machine.Machine, at client.ObjectKey) error {
 	live, err := c.get(ctx, attestationsResource, at)
 	if kerrors.IsNotFound(err) {
-		if m.Enrollment != nil {
+		if c.Machines.HasAttestation(at.Namespace, at.Name) {
 			return outOfDate(m)
 		}
 		return nil
 	}
 	if err != nil {
-		return reason.Wrap(reason.StoreUnavailable, err, "record of Machine %s", m)
+		return reason.Wrap(reason.StoreUnavailable, err, "MachineAttestation %s of Machine %s", at, m)
 	}
 	found, _ := machine.FromObject(live.Object)
 	for _, fresh := range found.Enrollments {

@@ -5,6 +5,7 @@ package inventory
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,11 +102,22 @@ func TestConfirmation_ReadsTheGrant(t *testing.T) {
 		}}
 	}
 	const granted, expired = "2026-11-21T07:00:00Z", "2026-11-20T07:00:00Z"
+	host := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
+		"metadata": map[string]any{"namespace": "ns", "name": "host", "uid": "h",
+			"annotations": map[string]any{"mcs-attest.dev/ek-sha256": strings.Repeat("ab", 32)}},
+		"spec": map[string]any{"consumerRef": map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+			"namespace": "ns", "name": "m"}},
+	}}
 	for name, c := range map[string]struct {
 		known, live *unstructured.Unstructured
 		failing     bool
 		want        bool
 	}{
+		"enrolled by a BareMetalHost":                  {known: host, want: true},
+		"enrolled by a BareMetalHost, and a new grant": {known: host, live: attestation("u", granted)},
+		"a grant on the record of a Machine with an enrollment": {known: attestation("e", expired),
+			live: attestation("u", granted)},
 		"no record":                   {want: true},
 		"a record without a grant":    {live: attestation("u", ""), want: true},
 		"the same grant":              {known: attestation("u", granted), live: attestation("u", granted), want: true},
