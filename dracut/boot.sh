@@ -84,7 +84,8 @@ flush() {
     command -v fsfreeze > /dev/null || return 0
     trap '' HUP INT TERM
     if fsfreeze -f "$1" 2> /dev/null; then
-        fsfreeze -u "$1"
+        fsfreeze -u "$1" || { sleep 1 && fsfreeze -u "$1"; } ||
+            echo "warning: if programs hang on $1, run: fsfreeze -u $1" >&2
     fi
     trap 'exit 1' HUP INT TERM
 }

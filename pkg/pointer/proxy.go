@@ -20,7 +20,8 @@ func (c *Config) setProxies(fetched *types.Proxy) types.Proxy {
 	for i := range c.refs {
 		r := &c.refs[i]
 		r.proxy = *fetched
-		if r.inner == nil {
+		if r.inner == nil { // as if the config that it names had no proxy
+			*fetched = own.Ignition.Proxy
 			continue
 		}
 		inner := types.Config{Ignition: types.Ignition{Proxy: r.inner.parsed.Ignition.Proxy}}
@@ -29,7 +30,9 @@ func (c *Config) setProxies(fetched *types.Proxy) types.Proxy {
 		}
 		*fetched = v3_6.Merge(own, inner).Ignition.Proxy
 		inner.Ignition.Proxy = r.inner.setProxies(fetched)
-		own = v3_6.Merge(own, inner)
+		if own = v3_6.Merge(own, inner); r.replaces {
+			break // Ignition ignores merge
+		}
 	}
 	return own.Ignition.Proxy
 }

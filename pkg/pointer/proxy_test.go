@@ -88,6 +88,8 @@ func TestProxy_OfConfigsInDataSources(t *testing.T) {
 			[]string{""}},
 		"not of a config that is replaced": {config(through("own"), `"replace":{"source":"`+
 			inData(config("", merge(mcs)))+`"}`), []string{""}},
+		"after a remote source": {config(through("own"), merge(inData(config("", merge(inData(config(
+			`"httpProxy":"http://deep"`, ""))))), mcs, mcs+"-other")), []string{"", "own"}},
 		"after a source in a nested one": {config("", merge(inData(config("",
 			merge(inData(config(through("deep"), "")), mcs))), mcs+"-other")), []string{"deep", "deep"}},
 	} {

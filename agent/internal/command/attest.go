@@ -274,22 +274,18 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 	return out, nil
 }
 
-// renew attests again where most of the token's lifetime may have passed while another server answered. Ignition cannot
-// get a new token. If there is no new token, the machine keeps the earlier one.
+// renew attests again where half of the token's lifetime has passed while another server answered. Ignition cannot get a
+// new token. An earlier token is of no use after an error, because the attempt may have replaced it.
 func (a *agent) renew(ctx context.Context, f *flow.Flow, targets []flow.Target, grants []*flow.Grant,
 	authorities []*x509.Certificate) error {
 	for i, t := range targets {
-		if grants[i] == nil || !f.Stale(grants[i]) {
+		if len(targets) == 1 || grants[i] == nil || !f.Stale(grants[i]) {
 			continue
 		}
 		a.console.Step("half of the lifetime of the token for %s has passed", t.Origin)
 		grant, err := f.Run(ctx, t)
-		switch {
-		case ctx.Err() != nil:
-			return err
-		case err != nil:
-			a.console.Step("%s: the earlier token remains: %v", t.Origin, err)
-			continue
+		if err != nil {
+			return hinted{err, advice(err)}
 		}
 		grants[i] = grant
 		if err := a.saveNote(t, authorities, grant.Ticket); err != nil {

@@ -25,6 +25,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -143,8 +144,8 @@ func (b Boot) Stage(content []byte) error {
 			return errors.Join(os.Rename(filepath.Join(dir, temporary), filepath.Join(dir, config)), sync(dir))
 		}},
 		{"flag", func() error { return errors.Join(write(filepath.Join(b.Dir, flag), nil), sync(b.Dir)) }},
-		{"flush", b.flush},
 		{"marker", b.WriteMarker},
+		{"flush", b.flush}, // with the marker, a boot that finds this step missing repeats it, see Retry
 	} {
 		err := s.do()
 		if err == nil && b.Step != nil {
@@ -192,8 +193,8 @@ func (b Boot) StagedEarlier() bool {
 	return err == nil && id != b.BootID
 }
 
-// Clear removes a config, complete or not, and its marker. The flag goes first, so that no boot finds a
-// flag without its config. Without any of them, Clear does not write to the boot partition. If the marker
+// Clear removes a config, complete or not, and its marker. The flag goes first, also for the boot loader, so
+// that no boot finds a flag without its config. Without any of them, Clear does not write to the boot partition. If the marker
 // says that there is a config and the boot partition is not mounted, Clear fails and keeps the marker.
 func (b Boot) Clear() error {
 	staged := paths.Exists(b.Marker)
@@ -203,27 +204,29 @@ func (b Boot) Clear() error {
 		}
 	}
 	dir := filepath.Join(b.Dir, folder)
-	left := []string{
+	left := slices.DeleteFunc([]string{
 		filepath.Join(b.Dir, flag), filepath.Join(b.Dir, temporary),
 		filepath.Join(dir, config), filepath.Join(dir, temporary),
-	}
-	var errs []error
-	for _, file := range left {
-		if !paths.Exists(file) {
-			continue
-		}
-		staged = true
+	}, func(file string) bool { return !paths.Exists(file) })
+	if len(left) > 0 {
 		if err := b.writable(); err != nil {
 			return fmt.Errorf("make %s writable: %w", b.Dir, err)
 		}
-		errs = append(errs, erase(file), remove(file), sync(filepath.Dir(file)))
+	}
+	if staged || len(left) > 0 {
+		if err := errors.Join(remove(filepath.Join(b.Dir, flag)), sync(b.Dir), b.flush()); err != nil {
+			return fmt.Errorf("remove the flag of the staged config: %w", err)
+		}
+	}
+	var errs []error
+	for _, file := range left {
+		if paths.Exists(file) {
+			errs = append(errs, erase(file), remove(file), sync(filepath.Dir(file)))
+		}
 	}
 	// It may have files of others.
 	if err := os.Remove(dir); err == nil {
 		errs = append(errs, sync(b.Dir))
-	}
-	if staged {
-		errs = append(errs, b.flush())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the staged config: %w", err)

@@ -27,6 +27,7 @@ new one, so machines can still boot. The command fails if the machine-config-ope
 renews the certificates.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			defer env.UntilSignal(cmd)() // the set of files becomes complete
 			k, err := openKeeper(cmd.Context(), e, hosts)
 			if err != nil {
 				return err

@@ -30,6 +30,7 @@ the first step. So does a machine whose clock is behind by more than the age of 
 new CA, because it considers the certificate not yet valid.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			defer env.UntilSignal(cmd)() // a step becomes complete
 			k, err := openKeeper(cmd.Context(), e, nil)
 			if err != nil {
 				return err

@@ -96,7 +96,7 @@ func MayReplace(file string, force bool) error {
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return hint.New(fmt.Errorf("%s exists and is not a regular file", file), "name another file")
+		return hint.New(fmt.Errorf("%s exists and is not a regular file", file), "name another file, or remove it")
 	case !force:
 		return hint.New(fmt.Errorf("%s exists", file), "add --force to replace it")
 	}

@@ -23,11 +23,12 @@ import (
 
 // enrollMany enrolls the machines of a folder or of a list. It writes none unless all of them may be written.
 func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) error {
-	ctx := cmd.Context()
-	all, err := readMany(ctx, b, e.Namespace, o, cmd.InOrStdin())
+	all, err := readMany(cmd.Context(), b, e.Namespace, o, cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
+	defer env.UntilSignal(cmd)() // it reports how many machines it enrolled
+	ctx := cmd.Context()
 	s, err := checkEnrollments(cmd, b, o, all...)
 	if err != nil {
 		return err

@@ -59,6 +59,7 @@ each pool that --pool adds.`,
 		Example: `  mcs-attest-verifier init /var/lib/mcs-attest --origin https://api-int.example.com:22623 --pool worker --pool master`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			defer env.UntilSignal(cmd)() // the folder becomes complete
 			return Init(cmd.OutOrStdout(), args[0], o, time.Now())
 		},
 	}
