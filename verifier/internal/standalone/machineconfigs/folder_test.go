@@ -38,6 +38,27 @@ func open(t *testing.T) (*Folder, string) {
 	return Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet()}), dir
 }
 
+// A file that is written in place may have only the first of its MachineConfigs.
+func TestFolder_WaitsForTheEndOfAChange(t *testing.T) {
+	s, dir := open(t)
+	s.settle = true // as Run sets it
+	has := func() bool {
+		return strings.Contains(poolconfigtest.Text(t, s, "worker", false), "/etc/more")
+	}
+	first := poolconfigtest.MachineConfig("60-first", "/etc/first", "first", "")
+	write(t, dir, "60-more.yaml", first)
+	s.scan()
+	write(t, dir, "60-more.yaml", first+"---\n"+poolconfigtest.MachineConfig("60-more", "/etc/more", "more", ""))
+	s.scan()
+	if full := poolconfigtest.Text(t, s, "worker", false); strings.Contains(full, "/etc/first") || has() {
+		t.Error("a file that was still changing is used")
+	}
+	s.scan()
+	if full := poolconfigtest.Text(t, s, "worker", false); !strings.Contains(full, "/etc/first") || !has() {
+		t.Errorf("the complete file is not used: %v", s.Findings())
+	}
+}
+
 func TestFolder_ServesFullAndPreApprovedConfigs(t *testing.T) {
 	s, dir := open(t)
 	if got := s.Pools(); len(got) != 1 || got[0] != "worker" {

@@ -46,11 +46,14 @@ type Folder struct {
 	scanned bool
 	// unlisted means that the last scan could not list the folder.
 	unlisted bool
+	// settle means that a changed file is used only after two equal scans, because it may be half written.
+	settle bool
 }
 
 // file is the last good content of a file, and its current problem.
 type file struct {
-	sum  [sha256.Size]byte
+	sum  [sha256.Size]byte // of the content in use
+	seen [sha256.Size]byte // of the content at the last scan
 	good bool
 	in   render.Input
 	// clean is the last content, without a MachineConfig that cannot be used.
@@ -69,6 +72,7 @@ func Open(dir string, o poolconfig.Options) *Folder {
 
 // Run follows the folder until ctx ends.
 func (f *Folder) Run(ctx context.Context) {
+	f.settle = true
 	reload.Every(ctx, Interval, f.scan)
 }
 
@@ -161,7 +165,7 @@ func (f *Folder) readFile(name string) (changed bool) {
 	if one == nil {
 		one = &file{}
 		f.files[name] = one
-		changed = true
+		changed = !f.settle
 	}
 	path := filepath.Join(f.dir, name)
 	_, raw, err := wholefile.Read(path, manifest.MaxFile)
@@ -172,7 +176,9 @@ func (f *Folder) readFile(name string) (changed bool) {
 		return changed
 	}
 	sum := sha256.Sum256(raw)
-	if sum == one.sum {
+	settled := sum == one.seen || !f.settle
+	one.seen = sum
+	if sum == one.sum || !settled {
 		return changed
 	}
 	one.sum, one.faults = sum, nil
