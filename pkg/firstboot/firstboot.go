@@ -171,8 +171,8 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 //
 // The full config is merged after the defaults that a machine without this package would also have for it:
 //
-//   - the proxy, the certificate authorities and the timeouts of the outermost pointer config, with which Ignition fetches the
-//     remote files of the full config;
+//   - the proxy, the certificate authorities and the timeouts of the outermost pointer config, with which Ignition
+//     fetches the remote files of the full config;
 //   - an empty PresetFile. Otherwise a unit that the pre-approved config enables stays enabled if the full config
 //     disables it, because Ignition only appends to that file.
 func Full(config, pointer []byte) ([]byte, error) {

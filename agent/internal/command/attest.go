@@ -274,8 +274,8 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 	return out, nil
 }
 
-// renew attests again where half of the token's lifetime has passed while another server answered. Ignition cannot get a
-// new token. An earlier token is of no use after an error, because the attempt may have replaced it.
+// renew attests again where half of the token's lifetime has passed while another server answered. Ignition cannot get
+// a new token. An earlier token is of no use after an error, because the attempt may have replaced it.
 func (a *agent) renew(ctx context.Context, f *flow.Flow, targets []flow.Target, grants []*flow.Grant,
 	authorities []*x509.Certificate) error {
 	for i, t := range targets {

@@ -194,8 +194,9 @@ func (b Boot) StagedEarlier() bool {
 }
 
 // Clear removes a config, complete or not, and its marker. The flag goes first, also for the boot loader, so
-// that no boot finds a flag without its config. Without any of them, Clear does not write to the boot partition. If the marker
-// says that there is a config and the boot partition is not mounted, Clear fails and keeps the marker.
+// that no boot finds a flag without its config. Without any of them, Clear does not write to the boot
+// partition. If the marker says that there is a config and the boot partition is not mounted, Clear fails and
+// keeps the marker.
 func (b Boot) Clear() error {
 	staged := paths.Exists(b.Marker)
 	if staged {

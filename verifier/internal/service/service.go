@@ -445,8 +445,8 @@ type denialKey struct {
 	code   reason.Code
 }
 
-// deniedTooOften returns a temporary denial if the Machine was denied very often recently for this reason. A denial costs a read of the
-// Machine, one of its record, and a line of the audit log, and a node can cause any number.
+// deniedTooOften returns a temporary denial if the Machine was denied very often recently for this reason. A denial
+// costs a read of the Machine, one of its record, and a line of the audit log, and a node can cause any number.
 func (s *Service) deniedTooOften(c *call, m *machine.Machine, proven bool, denial error) error {
 	if passing(denial) || s.denials.Allow(c.start, denialKey{m.UID, proven, reason.From(denial).Code}) {
 		return nil

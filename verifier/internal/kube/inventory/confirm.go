@@ -56,11 +56,15 @@ func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 	if err := c.confirmAttestation(ctx, m, at); err != nil {
 		return err
 	}
-	// A Machine can also be enrolled by a BareMetalHost.
-	if e := m.Enrollment; e != nil && client.ObjectKeyFromObject(e) != at && c.Machines.HasAttestation(e.Namespace, e.Name) {
-		return c.confirmAttestation(ctx, m, client.ObjectKeyFromObject(e))
+	if m.Enrollment == nil {
+		return nil
 	}
-	return nil
+	// A Machine can also be enrolled by a BareMetalHost.
+	by := client.ObjectKeyFromObject(m.Enrollment)
+	if by == at || !c.Machines.HasAttestation(by.Namespace, by.Name) {
+		return nil
+	}
+	return c.confirmAttestation(ctx, m, by)
 }
 
 // confirmAttestation is Confirm of a MachineAttestation of the Machine, which need not exist.
