@@ -224,6 +224,15 @@ func TestServing_MessagesHaveWholeNames(t *testing.T) {
 	}
 }
 
+// A list of a request, which may be long, has ten entries in a message.
+func TestFew(t *testing.T) {
+	for n, want := range map[int]int{0: 0, 10: 10, 11: 10} {
+		if got := len(few(make([]string, n))); got != want {
+			t.Errorf("%d of %d entries, want %d", got, n, want)
+		}
+	}
+}
+
 // Without authorities nothing verifies, not even with those of the system.
 func TestRenewal_DoesNotUseTheSystemsRoots(t *testing.T) {
 	in := serving()
