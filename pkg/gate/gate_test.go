@@ -579,7 +579,7 @@ func TestAttack_T61_ClientsWithoutATokenLeaveSlotsToProvenMachines(t *testing.T)
 		}
 		view := shared(t)
 		f.Provisioning.View = func() provisioning.View { return view }
-		entered, leave := make(chan struct{}, 8), make(chan struct{})
+		entered, leave := make(chan struct{}, 16), make(chan struct{})
 		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/open") {
 				entered <- struct{}{}
@@ -593,8 +593,10 @@ func TestAttack_T61_ClientsWithoutATokenLeaveSlotsToProvenMachines(t *testing.T)
 			presented := []string{"", good}[i%2] // a token for another pool proves nothing here
 			flood.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/open", presented)) })
 		}
-		<-entered
-		<-entered
+		synctest.Wait() // the others wait for a slot
+		if n := len(entered); n != 2 {
+			t.Errorf("%d of 4 responses are read for clients without a token", n)
+		}
 		for pool, presented := range map[string]string{"worker": good, "shared": current} {
 			rec := httptest.NewRecorder()
 			if g.ServeHTTP(rec, get("/config/"+pool, presented)); rec.Code != http.StatusOK {
@@ -619,7 +621,7 @@ func TestAttack_T61_TheProvisioningTokenLeavesSlotsToAttestedMachines(t *testing
 		f.Policy = func(pool string) (PoolPolicy, error) { return PoolPolicy{ProvisioningToken: pool == "shared"}, nil }
 		view := shared(t)
 		f.Provisioning.View = func() provisioning.View { return view }
-		entered, leave := make(chan struct{}, 8), make(chan struct{})
+		entered, leave := make(chan struct{}, 16), make(chan struct{})
 		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasSuffix(r.URL.Path, "/shared") {
 				entered <- struct{}{}
@@ -632,8 +634,9 @@ func TestAttack_T61_TheProvisioningTokenLeavesSlotsToAttestedMachines(t *testing
 		for range 8 {
 			flood.Go(func() { g.ServeHTTP(httptest.NewRecorder(), get("/config/shared", current)) })
 		}
-		for range 3 {
-			<-entered
+		synctest.Wait() // the others wait for a slot
+		if n := len(entered); n != 3 {
+			t.Errorf("%d of 4 responses are read for holders of the provisioning token", n)
 		}
 		rec := httptest.NewRecorder()
 		if g.ServeHTTP(rec, get("/config/worker", good)); rec.Code != http.StatusOK {
@@ -676,6 +679,11 @@ func TestAttack_T61_EachTokenHasItsOwnRateLimit(t *testing.T) {
 	left = 1
 	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 200 || left != 0 {
 		t.Errorf("status %d, %d left", res.StatusCode, left)
+	}
+	// Nor does a token override that limit without a limit of its own, where the pool needs none.
+	f.policy.Mode = Off
+	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 503 {
+		t.Errorf("in mode Off: status %d", res.StatusCode)
 	}
 }
 

@@ -688,6 +688,19 @@ func TestDocumentation(t *testing.T) {
 	walk("", reflect.TypeFor[v1alpha1.AttestationPolicySpec]())
 }
 
+// A shell empties a file before a command writes to it.
+func TestParse_AFileWithoutAPolicyIsAnError(t *testing.T) {
+	for _, raw := range []string{"", "# nothing yet\n", "---\n"} {
+		parsed, problems := Parse("p.yaml", []byte(raw))
+		if len(parsed) != 0 || len(problems) != 1 || problems[0].Warning || problems[0].File != "p.yaml" {
+			t.Errorf("%q: %v, %v", raw, parsed, problems)
+		}
+	}
+	if _, problems := Parse("p.yaml", []byte("{")); len(problems) != 1 || strings.Contains(problems[0].What, "no document") {
+		t.Errorf("a file that is no YAML: %v", problems)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(file))
 	f.Add([]byte(file + "---\n" + file))
