@@ -35,12 +35,11 @@ func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, corr
 		Time: metav1.NewTime(now), Event: event, Reason: code, CorrelationID: correlationID, Message: message,
 	})
 	for len(s.History) > v1alpha1.MaxHistory {
-		oldest := -1
+		oldest := 0
 		if event == denied {
 			before := s.History[:len(s.History)-1]
-			oldest = slices.IndexFunc(before, func(h v1alpha1.HistoryEntry) bool { return h.Event == denied })
+			oldest = max(slices.IndexFunc(before, func(h v1alpha1.HistoryEntry) bool { return h.Event == denied }), 0)
 		}
-		oldest = max(oldest, 0)
 		s.History = slices.Delete(s.History, oldest, oldest+1)
 	}
 }

@@ -3,10 +3,13 @@
 package record_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -126,11 +129,29 @@ func TestAttack_T61_DenialsKeepTheHistory(t *testing.T) {
 	if got := slices.DeleteFunc(slices.Clone(r.Status.History), isDenied); !slices.Equal(got, others) || len(got) == 0 {
 		t.Errorf("other entries: %+v, want %+v", got, others)
 	}
-	// In a history without denials, the first one replaces the oldest entry.
-	r.Status.History = slices.Repeat([]v1alpha1.HistoryEntry{{Event: "Attested"}}, v1alpha1.MaxHistory)
-	r = record.Denied(r, m, reason.From(reason.Deny(reason.PCRCapped, "x")), "c", start)
-	if n := len(r.Status.History); n != v1alpha1.MaxHistory || !isDenied(r.Status.History[n-1]) {
-		t.Errorf("%d entries, the last is %+v", n, r.Status.History[n-1])
+	// In a history without denials, the first one replaces the oldest entry. The second one replaces the first.
+	r.Status.History = nil
+	for i := range v1alpha1.MaxHistory {
+		r.Status.History = append(r.Status.History, v1alpha1.HistoryEntry{Event: "Attested", CorrelationID: fmt.Sprint(i)})
+	}
+	for i, code := range []reason.Code{reason.PCRCapped, reason.EvidenceUnacceptable} {
+		r = record.Denied(r, m, reason.From(reason.Deny(code, "x")), "c", start.Add(time.Duration(i)*time.Second))
+		h := r.Status.History
+		if n := len(h); n != v1alpha1.MaxHistory || h[0].CorrelationID != "1" || h[n-2].CorrelationID != "19" ||
+			h[n-1].Reason != code.String() {
+			t.Errorf("after denial %d: %+v", i, h)
+		}
+	}
+}
+
+// After another event, a denial for the same reason is an entry again.
+func TestDenied_AfterAnotherEventIsAnEntry(t *testing.T) {
+	m := honest(t).Machine
+	denial := reason.From(reason.Deny(reason.PCRCapped, "x"))
+	r := record.Denied(nil, m, denial, "c", start)
+	r.Status.History = append(r.Status.History, v1alpha1.HistoryEntry{Event: "Attested", Time: metav1.NewTime(start)})
+	if record.Denied(r, m, denial, "c", start.Add(time.Second)) == nil {
+		t.Error("no entry")
 	}
 }
 

@@ -3,6 +3,7 @@
 package grub
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -88,6 +89,18 @@ initrd /old/initrd }`})
 	}
 	if !reflect.DeepEqual(got.Entries, want) {
 		t.Errorf("got %q, expected %q", got.Entries, want)
+	}
+}
+
+func TestRead_AnEntryLoadsAtMost64Archives(t *testing.T) {
+	for n, want := range map[int]bool{64: true, 65: false} {
+		script := "linux /k\n"
+		for i := range n {
+			script += fmt.Sprintf("initrd /i%d\n", i)
+		}
+		if _, err := Read(Script{Name: "grub.cfg", Text: script}); (err == nil) != want {
+			t.Errorf("%d archives: %v", n, err)
+		}
 	}
 }
 
