@@ -696,7 +696,8 @@ func TestParse_AFileWithoutAPolicyIsAnError(t *testing.T) {
 			t.Errorf("%q: %v, %v", raw, parsed, problems)
 		}
 	}
-	if _, problems := Parse("p.yaml", []byte("{")); len(problems) != 1 || strings.Contains(problems[0].What, "no document") {
+	_, problems := Parse("p.yaml", []byte("{"))
+	if len(problems) != 1 || strings.Contains(problems[0].What, "no document") {
 		t.Errorf("a file that is no YAML: %v", problems)
 	}
 }
