@@ -50,7 +50,7 @@ func (b Boot) flush() error {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return fmt.Errorf("%s remains frozen", b.Dir)
+	return fmt.Errorf("%s remains frozen; run: fsfreeze -u %s", b.Dir, b.Dir)
 }
 
 // existing returns the path, or the first folder above it that exists.

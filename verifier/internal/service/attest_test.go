@@ -3,14 +3,21 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
@@ -22,7 +29,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
@@ -195,6 +204,51 @@ const (
 	former  = "dGhlIGZvcm1lciB0b2tlbiBvZiB0aGlydHktdHdvIGI="
 	current = "dGhlIHByZXNlbnQgdG9rZW4gb2YgdGhpcnR5LXR3byA="
 )
+
+// A machine with only the provisioning token gets no certificate, so its idle connection gives way to another client.
+func TestAttack_T61_TheProvisioningTokenKeepsNoConnectionOpen(t *testing.T) {
+	x := newAttesting(t, evidence.ProvisioningToken)
+	x.present(current)
+	x.Provisioning = func() provisioning.View { return tokenView(x.Now(), current) }
+	x.Source = func(*http.Request) netip.Addr { return netip.MustParseAddr("192.0.2.1") }
+	x.Limiter = listen.NewLimiter(100)
+	body, err := proto.Marshal(x.request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(nil)
+	_, srv.Config.Handler = x.Handler()
+	srv.Listener = listen.Limit(srv.Listener, 1, nil)
+	listen.Track(srv.Config)
+	srv.StartTLS()
+	defer srv.Close()
+	attest := func() error {
+		c := &http.Client{Transport: srv.Client().Transport.(*http.Transport).Clone()}
+		res, err := c.Post(srv.URL+mcsattestv1connect.AttestationAttestProcedure, "application/proto",
+			bytes.NewReader(body))
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if text, _ := io.ReadAll(res.Body); res.StatusCode != http.StatusOK {
+			t.Fatalf("status %d: %s", res.StatusCode, text)
+		}
+		return nil
+	}
+	if err := attest(); err != nil {
+		t.Fatal(err)
+	}
+	// The server notices a little later that the first connection is idle.
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := attest()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("another client found no place: %v", err)
+		}
+	}
+}
 
 // The cached token changes between the appraisal and the read that precedes a permanent denial.
 func TestAttest_ATokenThatChangesDuringTheAppraisalIsCompared(t *testing.T) {

@@ -37,6 +37,7 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 		mirror   *machine.Machine
 		mode     v1alpha1.Mode
 		names    []string
+		copied   bool
 		want     reason.Code
 	}{
 		"the Machine's own identity": {holders: map[string]string{"ek:e": "u1", "instance:i": "u1"}, names: []string{"w"}},
@@ -49,6 +50,7 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 		"an error without a reason":  {storeErr: context.Canceled, want: reason.Internal},
 		"a Machine without a name":   {want: reason.NodeNameUnknown},
 		"an audit of such a Machine": {mode: v1alpha1.ModeAudit},
+		"a document without a key":   {names: []string{"w"}, copied: true, want: reason.EvidenceMissing},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := newCertifying(t)
@@ -69,7 +71,7 @@ func TestRehearse_ChecksWhatFollowsTheAppraisal(t *testing.T) {
 			x.names, x.NodeCertificate = c.names, mcsattestv1.NodeCertificate_NODE_CERTIFICATE_REQUIRED
 			m := &machine.Machine{UID: "u1", Mirror: c.mirror}
 			end, err := recorder{x.Service}.Rehearse(t.Context(), rehearsal.Result{Machine: m, TicketSHA256: "h",
-				Pool: "worker", Proven: true, Verdict: &appraisal.Verdict{Machine: m,
+				Pool: "worker", Proven: true, Verdict: &appraisal.Verdict{Machine: m, Replayable: c.copied,
 					Identity: v1alpha1.RecordedIdentity{EKSHA256: "e", InstanceID: "i"}}})
 			if err != nil {
 				if got := reason.From(err).Code; got != c.want || c.storeErr == nil || store.writes != 0 {

@@ -44,16 +44,24 @@ type updated struct {
 
 func (u *updated) Update(context.Context, string, store.Change) error { u.n++; return nil }
 
+// reportTicket returns keys, and a ticket for a report that they sealed.
+func reportTicket(t *testing.T, now time.Time) (keys seal.Ring, ticket string) {
+	t.Helper()
+	var err error
+	keys, err = seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ticket, err = keys.SealTicket(rand.Reader, now, seal.Ticket{ID: "1", MachineUID: "m1", Expiry: now.Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys, ticket
+}
+
 func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T) {
 	now := time.Now()
-	keys, err := seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ticket, err := keys.SealTicket(rand.Reader, now, seal.Ticket{ID: "1", MachineUID: "m1", Expiry: now.Add(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	keys, ticket := reportTicket(t, now)
 	source := netip.MustParseAddr("127.0.0.1")
 	records, observed := &updated{}, map[bool]int{}
 	s := &Service{
@@ -97,14 +105,7 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 // A valid ticket counts as one, also if the report cannot be written.
 func TestReport_ObservesTheTicket(t *testing.T) {
 	now := time.Now()
-	keys, err := seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ticket, err := keys.SealTicket(rand.Reader, now, seal.Ticket{ID: "1", MachineUID: "m1", Expiry: now.Add(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	keys, ticket := reportTicket(t, now)
 	for shown, want := range map[string]bool{ticket: true, "AAAA": false} {
 		var observed []bool
 		s := &Service{SealKeys: func() seal.Ring { return keys }, Records: unwritable{},
