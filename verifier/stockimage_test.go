@@ -135,6 +135,7 @@ func TestStockImage_GateServesTheAgentByItsHash(t *testing.T) {
 
 func TestStockImage_AgentDownloadsAreLimited(t *testing.T) {
 	v := newVerifier(t, withAgents(t))
+	v.freeze()
 	tr := v.transport()
 	defer tr.CloseIdleConnections()
 	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(fakeAgent)))
