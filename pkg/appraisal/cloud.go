@@ -99,7 +99,7 @@ func (a *appraisal) candidate() error {
 			bound = bound || s.Bound
 		}
 	}
-	if byProvider {
+	if a.quote != nil {
 		ek := a.quote.EK.SPKIHash() // the activation proved it
 		recorded.EKSHA256 = hex.EncodeToString(ek[:])
 	}
@@ -168,15 +168,16 @@ func (a *appraisal) askedProviderID() string {
 	return a.asked.ProviderID
 }
 
-// confirm asks the providers to confirm the documents' statements. For each
-// statement, in order:
+// confirm asks the providers to confirm the documents' statements. From then on, the
+// documents name the instance: it sets a.stated. For each statement, in order:
 //
 //   - the provider confirms it for the candidate;
 //   - it is about the candidate: EvidenceDisagrees;
 //   - it is about the same instance as the other statements: EvidenceDisagrees;
 //   - the instance is not older than its Machine, because an earlier instance may
 //     have had the same name and provider ID: InstanceUnacceptable. This does not
-//     apply to a Machine in a file without a creationTimestamp.
+//     apply to a Machine in a file without a creationTimestamp. Nor does it apply to
+//     one that joined: no earlier instance has had its name since.
 func (a *appraisal) confirm(ctx context.Context) error {
 	for _, c := range a.claims {
 		s, err := c.Confirm(ctx, evidence.Candidate{ProviderID: a.asked.ProviderID})
@@ -190,12 +191,13 @@ func (a *appraisal) confirm(ctx context.Context) error {
 		if err := a.agrees(s.InstanceID); err != nil {
 			return err
 		}
-		if !s.Created.IsZero() && !a.asked.StandIn && !a.asked.Undated && s.Created.Before(a.asked.Created.Add(-clockSkew)) {
+		dated := !s.Created.IsZero() && !a.asked.StandIn && !a.asked.Undated && !a.asked.Joined()
+		if dated && s.Created.Before(a.asked.Created.Add(-clockSkew)) {
 			return a.refuseStated(reason.Deny(reason.InstanceUnacceptable,
 				"%s: the instance was created at %s, before Machine %s (%s): an earlier instance had its name",
 				s.Kind, s.Created.UTC().Format(time.RFC3339), a.asked, a.asked.Created.UTC().Format(time.RFC3339)))
 		}
-		a.statements = append(a.statements, s)
+		a.statements, a.stated = append(a.statements, s), true
 		a.summaries = append(a.summaries, v1alpha1.EvidenceSummary{Kind: s.Kind.String(),
 			SHA256: digest(a.document(s.Kind).Raw), Summary: s.Summary})
 		a.warnings = append(a.warnings, s.Warnings...)

@@ -118,6 +118,14 @@ func newTrial(required ...evidence.Kind) *trial {
 	return tr
 }
 
+// unnamed makes a statement name its instance only after its confirmation. The claims name instance A.
+func (tr *trial) unnamed(k evidence.Kind) {
+	s := statement(k)
+	tr.clouds[k].confirmed = &s
+	tr.clouds[k].says.ProviderID, tr.clouds[k].says.InstanceID = "", ""
+	tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceA)
+}
+
 func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
 	t.Helper()
 	manifests, problems := machine.Parse("machines.yaml", []byte(tr.manifests), start)
@@ -356,6 +364,17 @@ func TestAttack_T10_ANameOfAnEarlierInstance(t *testing.T) {
 	undated.manifests = strings.ReplaceAll(undated.manifests, `creationTimestamp: "2026-03-01T11:30:00Z", `, "")
 	undated.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
 	undated.passes(t, "a")
+	// The instance of a Machine that joined is the one that had its name then. So its age does not matter: the installer
+	// creates the Machines of the control plane after their instances.
+	joined := newTrial(evidence.GCPIdentity)
+	joined.manifests = strings.Replace(joined.manifests, "spec: {", "status: {nodeRef: {name: node-a}}\nspec: {", 1)
+	joined.replace = func(all appraisal.Machines) appraisal.Machines {
+		ix := all.(*machine.Index)
+		m, _ := ix.ByUID("uid-a")
+		return machine.Rehearsal{All: ix, Machine: m}
+	}
+	joined.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
+	joined.passes(t, "a")
 	// Within the tolerated clock skew, both count as created at the same time.
 	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-35 * time.Minute)
 	tr.passes(t, "a")
@@ -368,10 +387,7 @@ func TestAttack_T10_ANameOfAnEarlierInstance(t *testing.T) {
 func TestCandidate_ClaimsOnlySelectTheMachine(t *testing.T) {
 	unnamed := func() *trial {
 		tr := newTrial(evidence.AzureAttested)
-		tr.clouds[evidence.AzureAttested].says.ProviderID = ""
-		s := statement(evidence.AzureAttested)
-		tr.clouds[evidence.AzureAttested].confirmed = &s
-		tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceA)
+		tr.unnamed(evidence.AzureAttested)
 		return tr
 	}
 	tr := unnamed()
@@ -506,7 +522,7 @@ func TestCandidate_AcceptsTheRecordedTPMOfAnOldMachine(t *testing.T) {
 
 // A record that was written for an AK certificate has no EK. Each component of the evidence is looked up.
 func TestCandidate_AcceptsTheRecordedInstanceBesideATPM(t *testing.T) {
-	tr := newTPMTrial(t, evidence.GCPIdentity)
+	tr := newTPMTrial(t, evidence.AzureAttested)
 	tr.manifests = machineA
 	tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementAKCertificate}
 	tr.directory = directory{err: tpm2.ErrNotMine, asked: &tr.asked}
@@ -524,6 +540,40 @@ func TestCandidate_AcceptsTheRecordedInstanceBesideATPM(t *testing.T) {
 		}
 	}
 	tr.passes(t, "a")
+}
+
+// A statement that names no instance before it is confirmed does not hide the TPM that answered.
+func TestCandidate_AcceptsTheRecordedTPMBesideAnUnnamedStatement(t *testing.T) {
+	tr := newTPMTrial(t, evidence.AWSSTS)
+	tr.unnamed(evidence.AWSSTS)
+	tr.manifests, tr.spec.TPM2.Approval = machineA, v1alpha1.ApprovalFirstUse
+	tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementManufacturer}
+	tr.endorsers = map[v1alpha1.Endorsement]tpm2.Endorser{v1alpha1.EndorsementManufacturer: vouches{
+		says: tpm2.Endorsement{Kind: tpm2.Manufacturer}}}
+	tr.passes(t, "a")
+	old(tr)
+	tr.refused(t, reason.MachineNotFound)
+	tr.recorded[hex.EncodeToString(tr.tpm.EKSPKI[:])] = "uid-a"
+	tr.passes(t, "a")
+}
+
+// After its confirmation, a statement that named no instance counts as one that did: the provider's answer about the
+// TPM is final.
+func TestAttack_T42_AForeignTPMBesideAStatementThatIsNamedLater(t *testing.T) {
+	for _, k := range []evidence.Kind{evidence.AWSSTS, evidence.GCPIdentity} {
+		tr := newTPMTrial(t, k)
+		if k == evidence.AWSSTS {
+			tr.unnamed(k)
+		}
+		tr.manifests, tr.spec.TPM2.Approval = machineA, v1alpha1.ApprovalFirstUse
+		tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementManufacturer}
+		tr.endorsers = map[v1alpha1.Endorsement]tpm2.Endorser{v1alpha1.EndorsementManufacturer: vouches{
+			says: tpm2.Endorsement{Kind: tpm2.Manufacturer}}}
+		tr.directory = directory{genuine: true, asked: &tr.asked}
+		tr.passes(t, "a")
+		tr.directory = directory{asked: &tr.asked}
+		tr.refused(t, reason.EKUntrusted)
+	}
 }
 
 func TestAnswers_ReplayAnAppraisal(t *testing.T) {
@@ -560,21 +610,25 @@ func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
 		name        string
 		endorsement v1alpha1.Endorsement
 		endorsed    *tpm2.Endorsement
-		bound       bool
+		bound       evidence.Kind // the kind of a bound statement, or 0
 		approval    v1alpha1.Approval
 		want        bool
 	}{
-		{"the provider names the TPM", v1alpha1.EndorsementProvider, named, false, "", true},
-		{"the certificate names the instance", v1alpha1.EndorsementAKCertificate, named, false, "", true},
-		{"it names none, and the document could be a copy", v1alpha1.EndorsementAKCertificate, unnamed, false, "", false},
-		{"it names none, and the document is of this conversation", v1alpha1.EndorsementAKCertificate, unnamed,
-			true, "", true},
-		{"a manufacturer's, and the document could be a copy", v1alpha1.EndorsementManufacturer, unnamed, false,
+		{"the provider names the TPM", v1alpha1.EndorsementProvider, named, 0, "", true},
+		{"the certificate names the instance", v1alpha1.EndorsementAKCertificate, named, 0, "", true},
+		{"it names none, and the document could be a copy", v1alpha1.EndorsementAKCertificate, unnamed, 0, "", false},
+		{"it names none, and Azure's document is of this conversation", v1alpha1.EndorsementAKCertificate, unnamed,
+			evidence.AzureAttested, "", true},
+		{"it names none, and the document is another cloud's", v1alpha1.EndorsementAKCertificate, unnamed,
+			evidence.GCPIdentity, "", false},
+		{"a manufacturer's, and the document could be a copy", v1alpha1.EndorsementManufacturer, unnamed, 0,
 			v1alpha1.ApprovalFirstUse, false},
-		{"a manufacturer's, and the policy has no first use", v1alpha1.EndorsementManufacturer, unnamed, true,
-			v1alpha1.ApprovalManual, false},
-		{"a manufacturer's at first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalFirstUse, true},
-		{"an enrollment suffices by itself", v1alpha1.EndorsementEnrolled, unnamed, true, v1alpha1.ApprovalFirstUse, false},
+		{"a manufacturer's, and the policy has no first use", v1alpha1.EndorsementManufacturer, unnamed,
+			evidence.GCPIdentity, v1alpha1.ApprovalManual, false},
+		{"a manufacturer's at first use", v1alpha1.EndorsementManufacturer, unnamed, evidence.GCPIdentity,
+			v1alpha1.ApprovalFirstUse, true},
+		{"an enrollment suffices by itself", v1alpha1.EndorsementEnrolled, unnamed, evidence.GCPIdentity,
+			v1alpha1.ApprovalFirstUse, false},
 	} {
 		if got := appraisal.Tied(c.endorsement, c.endorsed, c.bound, c.approval); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

@@ -8,9 +8,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -108,13 +110,17 @@ func (a *appraisal) match() error {
 
 // tied reports whether anything besides an enrollment proves to which machine the TPM
 // belongs: the provider, an AK certificate that names an instance, or a statement that
-// is bound to this exchange.
+// is bound to this exchange. Only Azure's certificates name no instance. So beside one,
+// only Azure's statement counts: a virtual machine of Azure does not have the TPM of
+// another cloud's.
 func (a *appraisal) tied() bool {
 	switch a.endorsement {
 	case v1alpha1.EndorsementProvider:
 		return true
 	case v1alpha1.EndorsementAKCertificate:
-		return a.endorsed.ProviderID != "" || a.bound()
+		return a.endorsed.ProviderID != "" || slices.ContainsFunc(a.statements, func(s evidence.Statement) bool {
+			return s.Bound && s.Kind == evidence.AzureAttested
+		})
 	case v1alpha1.EndorsementManufacturer:
 		return a.firstUse()
 	}

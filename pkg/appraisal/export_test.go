@@ -9,8 +9,9 @@ import (
 )
 
 // Tied calls tied, for a table of cases.
-func Tied(e v1alpha1.Endorsement, endorsed *tpm2.Endorsement, bound bool, approval v1alpha1.Approval) bool {
-	a := &appraisal{endorsement: e, endorsed: endorsed, statements: []evidence.Statement{{Bound: bound}}}
+func Tied(e v1alpha1.Endorsement, endorsed *tpm2.Endorsement, bound evidence.Kind, approval v1alpha1.Approval) bool {
+	a := &appraisal{endorsement: e, endorsed: endorsed,
+		statements: []evidence.Statement{{Kind: bound, Bound: bound != 0}}}
 	a.Policy.Approval = approval
 	return a.tied()
 }
