@@ -34,6 +34,7 @@ import (
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	sdkconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/smithy-go"
@@ -56,6 +57,8 @@ const (
 	keepEK = 12 * time.Hour
 	// keepCredentials is the time for which static credentials are cached.
 	keepCredentials = 5 * time.Minute
+	// credentialsTime is the limit of a request for credentials.
+	credentialsTime = 10 * time.Second
 )
 
 // Provider queries AWS.
@@ -95,7 +98,7 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("aws: %w", err)
 	}
-	base.Credentials = credentials(c.Regions[0])
+	base.Credentials = credentials(c.Regions[0], credentialsTime)
 	for _, r := range c.Regions {
 		p.regions[r] = ec2.NewFromConfig(base, func(o *ec2.Options) {
 			o.Region, o.HTTPClient = r, asker
@@ -110,10 +113,12 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 }
 
 // credentials returns the credentials of the SDK, looked up again when they expire. The SDK reads static
-// ones only once; here they expire too, because an administrator may replace them.
-func credentials(region string) sdk.CredentialsProvider {
+// ones only once; here they expire too, because an administrator may replace them. Each request for them
+// takes at most limit, because all callers wait for the same one, which does not end with any of them.
+func credentials(region string, limit time.Duration) sdk.CredentialsProvider {
+	client := awshttp.NewBuildableClient().WithTimeout(limit)
 	return sdk.NewCredentialsCache(sdk.CredentialsProviderFunc(func(ctx context.Context) (sdk.Credentials, error) {
-		base, err := sdkconfig.LoadDefaultConfig(ctx, sdkconfig.WithRegion(region))
+		base, err := sdkconfig.LoadDefaultConfig(ctx, sdkconfig.WithRegion(region), sdkconfig.WithHTTPClient(client))
 		if err != nil {
 			return sdk.Credentials{}, err
 		}

@@ -3,7 +3,10 @@
 package aws
 
 import (
+	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -67,6 +70,39 @@ func TestRotatedKeys_AreReadWithoutARestart(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		has(t, c, "new")
 	})
+}
+
+// A call for credentials that is never answered ends, so that a later one can succeed. Callers share a call, and their
+// own time limits do not end it.
+func TestCredentials_ACallWithoutAnAnswerEnds(t *testing.T) {
+	_ = profile(t)
+	asked, ended := make(chan struct{}, 10), make(chan struct{}, 10)
+	sts := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_ = r.ParseForm()
+		asked <- struct{}{}
+		<-r.Context().Done()
+		ended <- struct{}{}
+	}))
+	defer sts.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/verifier",
+		"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ENDPOINT_URL_STS": sts.URL} {
+		t.Setenv(name, value)
+	}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := credentials("eu-central-1", 2*time.Second).Retrieve(ctx); err == nil {
+		t.Fatal("credentials without an answer")
+	}
+	<-asked
+	<-ended
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("the call ended with its caller, after %v", took)
+	}
 }
 
 // Temporary credentials are kept until they expire, and not only for the five minutes of static ones.
