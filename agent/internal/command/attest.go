@@ -203,22 +203,46 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 	if fips140.Enabled() {
 		a.console.Step("FIPS 140 mode")
 	}
+	var opened *machineTPM
+	done = func() error {
+		if opened == nil {
+			return nil
+		}
+		return opened.close()
+	}
+	use := func(tpm *machineTPM) {
+		opened = tpm
+		id := tpm.Identity()
+		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
+		if id.EKNote != "" {
+			a.console.Step("a certificate of the TPM is not used: %s", id.EKNote)
+		}
+		if id.AKNote != "" {
+			a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
+		}
+	}
 	tpm, err := a.waitForTPM(ctx, key)
-	if err != nil {
-		f.NoTPM = err
-		a.console.Step("no TPM evidence: %v", err)
-		return f, func() error { return nil }, nil
+	if err == nil {
+		f.TPM = tpm
+		use(tpm)
+		return f, done, nil
 	}
-	f.TPM = tpm
-	id := tpm.Identity()
-	a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
-	if id.EKNote != "" {
-		a.console.Step("a certificate of the TPM is not used: %s", id.EKNote)
+	f.NoTPM = err
+	a.console.Step("no TPM evidence: %v", err)
+	if !errors.Is(err, tpmdev.ErrTimeout) { // each command to a TPM that hangs takes minutes
+		f.OpenTPM = func() (flow.TPM, error) {
+			tpm, err := a.openTPM(key)
+			if err != nil {
+				return nil, err
+			}
+			if err := a.rememberTPM(); err != nil {
+				return nil, errors.Join(err, tpm.close())
+			}
+			use(tpm)
+			return tpm, nil
+		}
 	}
-	if id.AKNote != "" {
-		a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
-	}
-	return f, tpm.close, nil
+	return f, done, nil
 }
 
 // attestTo attests to each target and returns the pointer config with the tokens, or nil if no
@@ -393,6 +417,12 @@ func advice(err error) string {
 		return h.hint
 	}
 	switch {
+	case flow.TPMFault(err):
+		return "turn the machine's power off and on, which resets the TPM"
+	case errors.Is(err, attester.ErrEndorsementOwned):
+		return "clear the TPM in the firmware's setup"
+	case errors.As(err, &denied) && errors.Is(err, tpmdev.ErrAbsent):
+		return "if the pool's policy requires a TPM, enable it in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &denied):
 		if text := hints[denied.Class]; text != "" {
 			return fmt.Sprintf(text, "'mcs-attest-verifier explain "+denied.CorrelationID+"'")
@@ -404,14 +434,8 @@ func advice(err error) string {
 	case errors.As(err, &hostname):
 		return "set this machine's host name with DHCP or the kernel argument systemd.hostname=, or correct the " +
 			"addresses of type InternalDNS in the status of its Machine"
-	case errors.Is(err, attester.ErrEndorsementOwned):
-		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
 		return "put the provisioning token into the pointer config, as the header Authorization: Bearer of its source"
-	case flow.TPMFault(err):
-		return "turn the machine's power off and on, which resets the TPM"
-	case errors.Is(err, tpmdev.ErrAbsent):
-		return "enable the TPM in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &missing):
 		return "read the pool's AttestationPolicy to see what it requires"
 	}

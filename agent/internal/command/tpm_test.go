@@ -171,6 +171,32 @@ func TestCap_ADeviceThatDisappearsAfterTheAttestationIsAFault(t *testing.T) {
 	}
 }
 
+// A driver may load while the agent waits for its network. From then on, the machine has a TPM for the cap, too.
+func TestNewFlow_FindsATPMThatAppearsLate(t *testing.T) {
+	device := newLossy(t, swtpmtest.Start(t, "sha256").Socket)
+	a := &agent{console: &console.Console{}, paths: paths.Paths{TPM: device.socket, Run: t.TempDir()}}
+	if err := device.leave(); err != nil {
+		t.Fatal(err)
+	}
+	f, done, err := a.newFlow(t.Context(), platform.Machine{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.OpenTPM(); f.TPM != nil || !errors.Is(f.NoTPM, tpmdev.ErrAbsent) || !errors.Is(err, tpmdev.ErrAbsent) {
+		t.Fatalf("%v, %v", f.NoTPM, err)
+	}
+	if err := device.comeBack(); err != nil {
+		t.Fatal(err)
+	}
+	tpm, err := f.OpenTPM()
+	if err != nil || len(tpm.Identity().EKPublic) == 0 || !paths.Exists(a.paths.Own(tpmFile)) {
+		t.Errorf("%v", err)
+	}
+	if err := done(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A TPM that hangs takes minutes. Other errors are the TPM's answer.
 func TestCap_RepeatsOnlyForTheDevice(t *testing.T) {
 	device := newLossy(t, swtpmtest.Start(t, "sha256").Socket)

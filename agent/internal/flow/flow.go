@@ -124,6 +124,8 @@ type Flow struct {
 	// TPM is nil if the machine has none; NoTPM is then the reason.
 	TPM   TPM
 	NoTPM error
+	// OpenTPM opens the TPM. Each round without one calls it; nil means that the TPM does not appear later.
+	OpenTPM func() (TPM, error)
 	// EventLog reads the firmware's event log.
 	EventLog func() ([]byte, error)
 	// Cloud is nil on a platform without cloud evidence.
@@ -311,6 +313,7 @@ func (m mode) unchanged(err error) error {
 func (f *Flow) round(ctx context.Context, t Target) (*Grant, mode, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
+	f.findTPM()
 	s, err := client.Connect(ctx, f.Dialer, t.Origin)
 	if err != nil {
 		return nil, mode{}, err
@@ -318,7 +321,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*Grant, mode, error) {
 	defer s.Close()
 	ch, err := s.Challenge(ctx, f.challengeRequest(t))
 	if err != nil {
-		return nil, deniedMode(err), err
+		return nil, deniedMode(err), f.withoutTPM(err)
 	}
 	m, err := readMode(ch)
 	if err != nil {
@@ -381,6 +384,27 @@ func (f *Flow) round(ctx context.Context, t Target) (*Grant, mode, error) {
 		}
 	}
 	return g, m, nil
+}
+
+// findTPM opens the TPM if no round had it: its driver may load late, and a TPM that was busy may answer now.
+func (f *Flow) findTPM() {
+	if f.TPM != nil || f.OpenTPM == nil {
+		return
+	}
+	tpm, err := f.OpenTPM()
+	if f.NoTPM = err; err == nil {
+		f.TPM = tpm
+	}
+}
+
+// withoutTPM adds to a denial of Challenge why there is no TPM: the verifier denies a machine that offers too little
+// evidence.
+func (f *Flow) withoutTPM(err error) error {
+	denied, ok := errors.AsType[*client.Denied](err)
+	if !ok || denied.Class != mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE || f.TPM != nil || f.NoTPM == nil {
+		return err
+	}
+	return fmt.Errorf("%w, without TPM evidence: %w", err, f.NoTPM)
 }
 
 // whyMissing returns why there is no TPM, if that is missing.

@@ -24,6 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -412,9 +413,27 @@ func TestNoTPM(t *testing.T) {
 	m := newMachine(t)
 	m.flow.TPM, m.flow.NoTPM = nil, errors.New("there is none")
 	_, err := m.run(started(t, &verifiertest.Verifier{}))
-	var missing *flow.MissingEvidence
-	if !errors.As(err, &missing) || !strings.Contains(err.Error(), "there is none") {
+	if !denied(classEvidence)(err) || !strings.Contains(err.Error(), "there is none") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// While the agent waits for its network or the cluster, a TPM may appear whose driver loads late.
+func TestTPMThatAppearsLate(t *testing.T) {
+	m := newMachine(t)
+	late, opened := m.flow.TPM, 0
+	m.flow.TPM, m.flow.NoTPM = nil, tpmdev.ErrAbsent
+	m.flow.OpenTPM = func() (flow.TPM, error) {
+		if opened++; opened < 3 {
+			return nil, tpmdev.ErrAbsent
+		}
+		return late, nil
+	}
+	n := 0
+	g, err := m.run(started(t, &verifiertest.Verifier{ChallengeFunc: challenges(func(int) bool { n++; return n < 4 })}))
+	ok(t, err)
+	if opened != 3 || g.Token.Empty() {
+		t.Errorf("opened %d times, token %v", opened, g.Token)
 	}
 }
 

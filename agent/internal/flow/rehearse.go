@@ -16,10 +16,13 @@ const rehearseTries = 4
 
 // Rehearse presents the evidence of a first boot with an administrator's ticket, and returns what the
 // verifier would decide. It also sends incomplete evidence, so that the verifier can record what is missing.
-// An error means that there is no result. It never uses a provisioning token, which proves nothing about a machine.
+// An error means that there is no result, also if the TPM does not answer. It never uses a provisioning token, which proves nothing about a machine.
 func (f *Flow) Rehearse(ctx context.Context, t Target, ticket secret.Bytes) (*mcsattestv1.RehearseResponse, error) {
 	f.Dialer.Proxy = t.Proxy
 	t.Provisioning = secret.Bytes{}
+	if f.TPM == nil && TPMFault(f.NoTPM) {
+		return nil, f.NoTPM // the verifier would record that evidence is missing
+	}
 	f.Console.Step("asking %s whether it would attest this machine for pool %s", t.Origin, t.Pool)
 	for try, pause := 1, firstPause; ; try, pause = try+1, min(2*pause, maxPause) {
 		res, err := f.rehearse(ctx, t, ticket)

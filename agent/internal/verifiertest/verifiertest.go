@@ -241,7 +241,7 @@ func withTLS(next http.Handler) http.Handler {
 	})
 }
 
-// Challenge implements the service.
+// Challenge implements the service. It denies a machine that offers no TPM if one is required.
 func (v *Verifier) Challenge(_ context.Context,
 	req *connect.Request[mcsattestv1.ChallengeRequest]) (*connect.Response[mcsattestv1.ChallengeResponse], error) {
 	if v.ChallengeFunc != nil {
@@ -250,6 +250,11 @@ func (v *Verifier) Challenge(_ context.Context,
 		}
 	}
 	resp, err := v.challenge(req.Msg, &pending{remote: req.Peer().Addr})
+	if err == nil && req.Msg.GetTpm() == nil &&
+		slices.Contains(resp.GetRequired(), mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2) {
+		return nil, denied(&mcsattestv1.Denial{Class: mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, CorrelationId: "c0ffee",
+			Mode: resp.GetMode(), Unattested: resp.GetUnattested()})
+	}
 	return connect.NewResponse(resp), err
 }
 
