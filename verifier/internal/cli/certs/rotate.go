@@ -52,7 +52,8 @@ new CA, because it considers the certificate not yet valid.`,
 			case errors.As(err, &early):
 				return hint.New(err, "wait, or add --now if failing those machines is the smaller harm")
 			case errors.Is(err, mcscert.ErrNotOurs):
-				return hint.New(err, "on OpenShift: oc adm ocp-certificates regenerate-machine-config-server-serving-cert")
+				return hint.New(err, "the machine-config-operator renews them when they are due; "+
+					"docs/certificates.md says how to replace them earlier")
 			case err != nil:
 				return hintKey(err)
 			}

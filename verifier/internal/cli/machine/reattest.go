@@ -27,6 +27,9 @@ func reattestCommand(e *env.Env) *cobra.Command {
 record. The grant ends after --for, at most 24 hours from now. It is used up by one
 provisioning, which is three attestations: two first boots and a retry.
 
+The grant does not cover the kubelet's certificate. Delete the old Node first, or
+approve the machine's certificate signing request by hand.
+
 --revoke revokes the grant. For a folder, the command waits until a running verifier
 has read the change.`,
 		Example: e.Examples(`  PROGRAM reattest worker-7 --for 2h

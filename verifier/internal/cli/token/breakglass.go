@@ -30,6 +30,7 @@ func breakGlassCommand(e *env.Env) *cobra.Command {
 		Long: `Create a token for a machine that cannot attest. Any caller that has the token can
 read the full config of one pool, three times, for at most an hour. Put it as the
 header "Authorization: Bearer" on the merge source of that machine's pointer config.
+If its image has the agent, boot it with the kernel argument mcs-attest=off.
 
 The gate writes an audit line for each use, and 'status' lists the token. To revoke it
 early, run 'token rotate --now'. The command prints the token only on standard output.`,
