@@ -4,14 +4,16 @@
 // paths, and the config that carries the agent into the real root.
 //
 // The verifier serves a [Config] that merges the pre-approved config, and after it one of its own.
-// Ignition lets a later config replace what an earlier one has. The second one has four additions,
+// Ignition lets a later config replace what an earlier one has. The second one has five additions,
 // none of which is secret:
 //
 //   - the agent, which Ignition downloads from the gate and checks by its SHA-256, one file for each
 //     architecture;
 //   - the pointer config to which the agent attests;
 //   - the [StateFile] with the content [PreApproved];
-//   - the unit mcs-attest-firstboot.service.
+//   - the unit mcs-attest-firstboot.service;
+//   - a drop-in for each of the templates sshd@.service and ssh@.service, so that also a service of only one
+//     connection starts after that unit.
 //
 // After its attestation the agent gives Ignition the [Full] config. It merges one config before the full one, with
 // defaults for it, and one after it. The latter replaces the content of the StateFile. So Ignition itself records which
@@ -137,10 +139,19 @@ type file struct {
 }
 
 type systemdUnit struct {
-	Name     string `json:"name"`
-	Enabled  bool   `json:"enabled"`
-	Contents string `json:"contents,omitempty"`
+	Name     string   `json:"name"`
+	Enabled  bool     `json:"enabled,omitempty"`
+	Contents string   `json:"contents,omitempty"`
+	Dropins  []dropin `json:"dropins,omitempty"`
 }
+
+type dropin struct {
+	Name     string `json:"name"`
+	Contents string `json:"contents"`
+}
+
+// afterUnit makes a template start after the unit, whose Before= cannot name a template.
+var afterUnit = []dropin{{Name: "mcs-attest-firstboot.conf", Contents: "[Unit]\nAfter=" + UnitName + "\n"}}
 
 // Config returns the config that carries the agent and merges the pre-approved config.
 func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
@@ -161,7 +172,8 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 	own.Storage.Files = append(own.Storage.Files,
 		file{Path: Dir + "/" + PointerFile, Overwrite: true, Mode: 0o644, Contents: data(c.Pointer)},
 		state(PreApproved))
-	own.Systemd.Units = []systemdUnit{{Name: UnitName, Enabled: true, Contents: unit}}
+	own.Systemd.Units = []systemdUnit{{Name: UnitName, Enabled: true, Contents: unit},
+		{Name: "sshd@.service", Dropins: afterUnit}, {Name: "ssh@.service", Dropins: afterUnit}}
 	return merging(&own, preApproved)
 }
 

@@ -3,9 +3,11 @@
 package firstboot_test
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -233,16 +235,82 @@ func TestUnit_StartsBeforeUsersAndPods(t *testing.T) {
 			t.Errorf("the unit does not start before %s", want)
 		}
 	}
-	// The program must exist for the check.
-	dir := t.TempDir()
-	text := strings.ReplaceAll(firstboot.Unit(), firstboot.AgentPath+"%a", "/bin/true")
-	path := filepath.Join(dir, firstboot.UnitName)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	path := filepath.Join(t.TempDir(), firstboot.UnitName)
+	if err := os.WriteFile(path, []byte(runnable()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command("systemd-analyze", "verify", "--man=no", path).CombinedOutput()
 	if err != nil || strings.Contains(string(out), firstboot.UnitName) {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// runnable returns the unit's text with a program that exists, for systemd-analyze.
+func runnable() string {
+	return strings.ReplaceAll(firstboot.Unit(), firstboot.AgentPath+"%a", "/bin/true")
+}
+
+// A socket starts before basic.target, and the unit after it. In a cycle systemd would delete the unit's job, and SSH
+// would be up on a machine that never attests.
+func TestUnit_StartsBeforeSSHWithoutAnOrderingCycle(t *testing.T) {
+	raw, err := firstboot.Config([]byte(preApproved), agentConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const service = "[Service]\nExecStart=/bin/true\n"
+	units := map[string]string{
+		"sshd.socket": "[Socket]\nListenStream=22\n", "sshd.service": service, "sshd@.service": service,
+		"ssh.socket": "[Socket]\nListenStream=2222\nAccept=yes\n", "ssh.service": service, "ssh@.service": service,
+		"crio.service": service, "kubelet.service": service,
+	}
+	for _, u := range merged(t, raw).Systemd.Units {
+		for _, d := range u.Dropins {
+			units[u.Name+".d/"+d.Name] = *d.Contents
+		}
+	}
+	wants := map[string][]string{
+		"sockets.target": {"sshd.socket", "ssh.socket"},
+		// sshd.service has no job until a connection arrives at its socket. Then the job waits like these.
+		"multi-user.target": {firstboot.UnitName, "kubelet.service", "sshd.service", "ssh.service", "sshd@1.service",
+			"ssh@1.service"},
+	}
+	cycles := func(directive string) (found []string) {
+		t.Helper()
+		dir := t.TempDir()
+		units[firstboot.UnitName] = strings.Replace(runnable(), "[Unit]\n", "[Unit]\n"+directive, 1)
+		for name, text := range units {
+			path := filepath.Join(dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for target, names := range wants {
+			for _, name := range names {
+				link := filepath.Join(dir, target+".wants", name)
+				// An instance is a link to its template.
+				file := regexp.MustCompile(`@\d+`).ReplaceAllString(name, "@")
+				if err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink("../"+file, link)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		cmd := exec.Command("systemd-analyze", "verify", "--man=no", "multi-user.target")
+		cmd.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":") // and systemd's own units
+		out, _ := cmd.CombinedOutput()                               // it also complains about other units
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, "cycle") {
+				found = append(found, strings.TrimSpace(line))
+			}
+		}
+		return found
+	}
+	for _, cycle := range cycles("") {
+		t.Error(cycle)
+	}
+	for _, later := range []string{"sshd.service", "ssh.service", "sshd@1.service", "ssh@1.service", "kubelet.service"} {
+		if len(cycles("After="+later+"\n")) == 0 { // the opposite order must be a cycle
+			t.Errorf("the unit does not start before %s", later)
+		}
 	}
 }
 

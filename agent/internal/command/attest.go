@@ -436,6 +436,8 @@ func advice(err error) string {
 			"addresses of type InternalDNS in the status of its Machine"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
 		return "put the provisioning token into the pointer config, as the header Authorization: Bearer of its source"
+	case errors.Is(err, tpmdev.ErrAbsent):
+		return "enable the TPM in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &missing):
 		return "read the pool's AttestationPolicy to see what it requires"
 	}

@@ -76,7 +76,7 @@ var errNotApplied = errors.New("the last boot staged the full config, but Igniti
 //   - otherwise: remove an incomplete config of an earlier boot, then [agent.attestAndStage].
 func (a *agent) runFirstboot(ctx context.Context) error {
 	boot := nextboot.Boot{Dir: a.paths.Boot, Marker: filepath.Join(a.paths.FirstBoot, "staged"), BootID: a.bootID(),
-		Step: a.step, Mounted: a.mounted}
+		Network: filepath.Join(a.paths.FirstBoot, "network"), Step: a.step, Mounted: a.mounted}
 	state, err := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
 	if err != nil {
 		return fmt.Errorf("which config this machine has: %w", err)
@@ -108,7 +108,8 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if _, ok := machine.Cmdline.Last("ignition.config.url"); ok {
 		return errors.New("the kernel argument ignition.config.url would make Ignition ignore the config in /boot")
 	}
-	if err := errors.Join(boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
+	if err := errors.Join(boot.Clear(), boot.Prepare(), boot.KeepNetwork(machine.Cmdline),
+		delivery.Prepare(a.paths)); err != nil {
 		return err
 	}
 	return a.attestAndStage(ctx, boot, machine)

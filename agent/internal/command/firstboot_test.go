@@ -322,6 +322,38 @@ func TestFirstboot_FromThePreApprovedToTheFullConfig(t *testing.T) {
 	}
 }
 
+// The first boot deletes the flag with the network arguments of the installer. A machine without DHCP needs them in the
+// second boot, also if it boots in between.
+func TestFirstboot_SecondBootHasTheNetworkOfTheInstaller(t *testing.T) {
+	for name, boots := range map[string]int{"in the first boot": 1, "after another boot": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newStock(t)
+			m.write(m.paths.Cmdline, "ignition.firstboot rd.neednet=1 ip=10.0.2.77::10.0.2.2:255.255.255.0:node77:ens3:none "+
+				"nameserver=10.0.2.3 ostree=/ostree/boot.1/rig quiet ignition.platform.id=metal\n")
+			if boots == 2 {
+				m.answer(func() error { m.kill(); return errKilled }, nil)
+				if err := m.run(); err == nil || errors.Is(err, errRebooted) {
+					t.Fatalf("not killed: %v\n%s", err, m.out.String())
+				}
+				m.answer(nil, nil)
+				m.powerOn()
+				m.write(m.paths.Cmdline, "ostree=/ostree/boot.1/rig quiet ignition.platform.id=metal\n")
+			}
+			if err := m.run(); !errors.Is(err, errRebooted) {
+				t.Fatalf("%v\n%s", err, m.out.String())
+			}
+			raw, err := os.ReadFile(filepath.Join(m.paths.Boot, "ignition.firstboot"))
+			const want = "set ignition_network_kcmdline=\"rd.neednet=1 " +
+				"ip=10.0.2.77::10.0.2.2:255.255.255.0:node77:ens3:none nameserver=10.0.2.3\"\n"
+			if err != nil || string(raw) != want {
+				t.Errorf("the flag has %q, %v", raw, err)
+			}
+			m.wantFullConfig(1)
+		})
+	}
+}
+
 // A TPM that fails later does not take a Node away. Until the first cap with the full config, the machine has not
 // joined, and root could still attest: the failure stops it in each run and each boot.
 func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {

@@ -6,7 +6,8 @@
 // Two files on the boot partition do that:
 //
 //	ignition/config.ign   the config, mode 0600. The initramfs copies it to Ignition's user.ign
-//	ignition.firstboot    empty. GRUB then starts the kernel with ignition.firstboot
+//	ignition.firstboot    the flag. GRUB then starts the kernel with ignition.firstboot, and with the
+//	                      network arguments in this file, if there are any
 //
 // [Boot.Stage] writes them in this order, each of them durably, and then a marker that this boot
 // staged a config. So after a crash at any point the next boot is either an ordinary one, or one in
@@ -54,6 +55,8 @@ type Boot struct {
 	// Marker is a file on the root file system, which has the id of the boot that staged a config. After [Boot.Retry]
 	// it also has the id of the boot that called it.
 	Marker string
+	// Network is a file on the root file system, which has the network arguments of the flag of the first boot.
+	Network string
 	// BootID is the id of this boot.
 	BootID string
 
@@ -143,7 +146,7 @@ func (b Boot) Stage(content []byte) error {
 		{"config", func() error {
 			return errors.Join(os.Rename(filepath.Join(dir, temporary), filepath.Join(dir, config)), sync(dir))
 		}},
-		{"flag", func() error { return errors.Join(write(filepath.Join(b.Dir, flag), nil), sync(b.Dir)) }},
+		{"flag", b.writeFlag},
 		{"marker", b.WriteMarker},
 		{"flush", b.flush}, // with the marker, a boot that finds this step missing repeats it, see Retry
 	} {

@@ -277,7 +277,11 @@ func TestStage_TheBootLoaderSeesTheFlagAfterAPowerLoss(t *testing.T) {
 	run("mount", "-o", "loop", image, b.Dir)
 	defer func() { run("umount", b.Dir) }()
 	secret := bytes.Repeat([]byte("the pull secret "), 1<<12)
-	after := func(step string) (names string, remnants int) {
+	b.Network = filepath.Join(filepath.Dir(b.Dir), "network")
+	if err := b.KeepNetwork([]string{"ignition.firstboot", "ip=ens3:dhcp"}); err != nil {
+		t.Fatal(err)
+	}
+	after := func(step string) (names, flag string, remnants int) {
 		t.Helper()
 		disk := filepath.Join(t.TempDir(), "disk")
 		run("cp", "--sparse=always", image, disk)
@@ -285,18 +289,20 @@ func TestStage_TheBootLoaderSeesTheFlagAfterAPowerLoss(t *testing.T) {
 		if err != nil {
 			t.Fatalf("after %s: %v", step, err)
 		}
-		return run("debugfs", "-R", "ls -p /", disk), bytes.Count(raw, secret[:16])
+		return run("debugfs", "-R", "ls -p /", disk), run("debugfs", "-R", "cat /ignition.firstboot", disk),
+			bytes.Count(raw, secret[:16])
 	}
 	if err := b.Stage(secret); err != nil {
 		t.Fatal(err)
 	}
-	if names, n := after("Stage"); !strings.Contains(names, "ignition.firstboot") || n == 0 {
-		t.Errorf("after Stage, the disk has the config %d times, and\n%s", n, names)
+	names, flag, n := after("Stage")
+	if !strings.Contains(names, "ignition.firstboot") || !strings.Contains(flag, `"ip=ens3:dhcp"`) || n == 0 {
+		t.Errorf("after Stage, the disk has the config %d times, the flag %q, and\n%s", n, flag, names)
 	}
 	if err := b.Clear(); err != nil {
 		t.Fatal(err)
 	}
-	if names, n := after("Clear"); strings.Contains(names, "ignition.firstboot") || n != 0 {
+	if names, _, n = after("Clear"); strings.Contains(names, "ignition.firstboot") || n != 0 {
 		t.Errorf("after Clear, the disk has the config %d times, and\n%s", n, names)
 	}
 	if err := os.WriteFile(filepath.Join(b.Dir, "thawed"), nil, 0o600); err != nil {

@@ -250,7 +250,7 @@ func (v *Verifier) Challenge(_ context.Context,
 		}
 	}
 	resp, err := v.challenge(req.Msg, &pending{remote: req.Peer().Addr})
-	if err == nil && req.Msg.GetTpm() == nil &&
+	if err == nil && resp.GetMode() != mcsattestv1.Mode_MODE_OFF && req.Msg.GetTpm() == nil &&
 		slices.Contains(resp.GetRequired(), mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2) {
 		return nil, denied(&mcsattestv1.Denial{Class: mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, CorrelationId: "c0ffee",
 			Mode: resp.GetMode(), Unattested: resp.GetUnattested()})
