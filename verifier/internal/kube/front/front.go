@@ -83,7 +83,7 @@ func New(p *backend.Parts) (*Front, error) {
 		}
 	}
 	o := inventory.OptionsFor(p)
-	o.Account, o.Certificate, o.Changed, o.Events = "mcs-attest-verifier", b.serve, b.measure, b.events
+	o.Account, o.Certificate, o.Changed, o.Events = inventory.FrontAccount, b.serve, b.measure, b.events
 	if b.inventory, err = inventory.New(api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}

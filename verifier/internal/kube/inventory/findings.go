@@ -23,7 +23,8 @@ const certificateWarning = 30 * 24 * time.Hour
 
 // Findings returns the problems for an administrator, the most severe first.
 func (c *Inventory) Findings() []view.Finding {
-	return slices.Concat(c.restoreFindings(), c.sourceFindings(), c.policyFindings(), c.secretFindings())
+	return slices.Concat(c.restoreFindings(), c.sourceFindings(), c.frontFindings(), c.policyFindings(),
+		c.secretFindings())
 }
 
 // Guard returns the guard that keeps the state from before a restore of etcd.

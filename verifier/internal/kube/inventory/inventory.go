@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
@@ -124,6 +125,8 @@ type Inventory struct {
 
 	limit   flowcontrol.RateLimiter // of bookkeeping
 	leading atomic.Bool
+	reviews authorizationclient.SubjectAccessReviewInterface
+	front   atomic.Pointer[[]view.Finding] // what only the processes that serve may not read
 
 	// batch is held for reading while a whole list of the view's input is applied, and for writing
 	// while the view is built.
@@ -172,6 +175,11 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
+	authorization, err := authorizationclient.NewForConfig(r)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	k.reviews = authorization.SubjectAccessReviews()
 	live, err := records.NewClient(r)
 	if err != nil {
 		return nil, err

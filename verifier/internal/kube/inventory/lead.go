@@ -32,11 +32,12 @@ func (c *Inventory) Unready() []string {
 	return problems
 }
 
-// Lead marks this replica as the leader until ctx ends. The controller process runs it while it has the lease.
+// Lead marks this replica as the leader until ctx ends, and reviews what the front may read. The controller process
+// runs it while it has the lease.
 func (c *Inventory) Lead(ctx context.Context) error {
 	c.leading.Store(true)
 	c.log.Info("this replica holds the lease", "identity", c.o.Identity)
-	<-ctx.Done()
+	c.reviewFront(ctx)
 	c.leading.Store(false)
 	c.log.Info("this replica no longer holds the lease")
 	return nil

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +33,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// The ConfigMap of the CA in clusters from before machine-config-server-ca.
+// The ConfigMap of the CA in clusters from before machine-config-server-ca. Only OpenShift has it.
 const (
 	legacyCANamespace = "kube-system"
 	legacyCAName      = "root-ca"
@@ -145,9 +146,11 @@ func (s *Secrets) Sources() ([]*sources.Source, error) {
 			func() { enqueue(&s.o.Triggers.SigningKeys) }},
 		{secretKind, s.o.Config.ServingSecret, &sources.Source{Put: s.putServing}, none},
 		{configMapKind, s.o.Config.CAConfigMap, &sources.Source{Put: s.putCA(&s.ca, "ca-bundle.crt")}, s.dropCA(&s.ca)},
-		{configMapKind, legacyCANamespace + "/" + legacyCAName,
-			&sources.Source{Advisory: true, Put: s.putCA(&s.legacyCA, "ca.crt")}, s.dropCA(&s.legacyCA)},
 		{secretKind, s.o.Token.Secret, token, func() { s.dropToken(token.Epoch()) }},
+	}
+	if strings.HasPrefix(s.o.Config.CAConfigMap, config.MCONamespace+"/") {
+		objects = append(objects, object{configMapKind, legacyCANamespace + "/" + legacyCAName,
+			&sources.Source{Advisory: true, Put: s.putCA(&s.legacyCA, "ca.crt")}, s.dropCA(&s.legacyCA)})
 	}
 	for _, name := range s.o.Config.UserDataSecrets {
 		for _, name := range []string{name, name + ManagedSuffix} {

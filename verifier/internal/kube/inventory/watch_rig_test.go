@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -434,6 +435,37 @@ metadata: {name: few, namespace: mcs-attest}
 	w.cluster.Kubectl(t, "create", "clusterrolebinding", "few", "--clusterrole=cluster-admin",
 		"--serviceaccount=mcs-attest:few")
 	until(t, "it works once it may", p.synced)
+}
+
+// The controller may read the Machines of a namespace, and the processes that serve may not.
+func TestForbiddenToTheFront_NamesTheMissingRule(t *testing.T) {
+	c := cluster.Start(t)
+	c.InstallClusterAPI(t)
+	c.InstallOpenShift(t)
+	c.InstallMetal3(t)
+	deploy.Apply(t, c, "openshift")
+	w := prepare(t, c)
+	w.policy("all", map[string]any{})
+	p := w.startAs(c.ServiceAccount(t, ownNamespace, deploy.Controller), "a")
+	until(t, "sync", p.synced)
+	reported := func(want bool) func() error {
+		return func() error {
+			d := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
+			a := w.condition(verifiers, "", "cluster", v1alpha1.ConditionAvailable)
+			missing := d.Reason == "Forbidden" && strings.Contains(d.Message, "the service account "+deploy.ServiceAccount+
+				" needs get, list and watch on machines.machine.openshift.io in namespace "+machineNamespace)
+			return errorIf(missing != want || !want && strings.Contains(d.Message, deploy.ServiceAccount) ||
+				a.Status != metav1.ConditionTrue, "%+v, %+v", d, a)
+		}
+	}
+	const passes = 3 * time.Second
+	until(t, "it is available", reported(false))
+	time.Sleep(passes)
+	until(t, "nothing is missing", reported(false))
+	c.Kubectl(t, "-n", machineNamespace, "delete", "rolebinding", "mcs-attest-verifier-machines")
+	until(t, "the missing rule is named", reported(true))
+	c.KubectlApply(t, string(deploy.Rendered(t, "openshift")))
+	until(t, "nothing is missing again", reported(false))
 }
 
 // Without the API server nothing is granted, nothing that is known is lost, and

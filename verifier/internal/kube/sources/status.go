@@ -76,6 +76,13 @@ func (s *Source) NamespaceGone() bool {
 	return s.gone
 }
 
+// Current reports whether the source was read, and its watch has no error.
+func (s *Source) Current() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.synced && !s.missing && !s.gone && s.err == nil
+}
+
 // Forbidden reports whether the verifier may not read a source on which only the Machines of one namespace depend.
 func (s *Source) Forbidden() bool {
 	st, _ := s.Status()
@@ -87,6 +94,14 @@ func (s *Source) hint(err error) string {
 	if !refused(err) {
 		return ""
 	}
+	if s.runner.o.Account != "" {
+		return s.Rule("the service account " + s.runner.o.Account)
+	}
+	return s.Rule("the service account of this process")
+}
+
+// Rule returns the rule that an account needs to read the source.
+func (s *Source) Rule(who string) string {
 	what := s.Kind.String()
 	if s.Name != "" {
 		what += " (resourceNames: " + s.Name + ")"
@@ -95,10 +110,7 @@ func (s *Source) hint(err error) string {
 	if s.Namespace != "" {
 		where = "in namespace " + s.Namespace
 	}
-	who, verbs := "the service account of this process", "list and watch"
-	if s.runner.o.Account != "" {
-		who = "the service account " + s.runner.o.Account
-	}
+	verbs := "list and watch"
 	if s.Resource == "machines" || s.Resource == "machineattestations" { // these are also read live
 		verbs = "get, list and watch"
 	}

@@ -46,7 +46,7 @@ const cacheTimeout = time.Second
 // certificates. If that has ended, scan triggers a decision of every waiting request. It also triggers one of
 // each request whose machine was unknown and now is known.
 func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
-	var crowd, unread, stock string
+	var crowd, unread, stock, unknown string
 	machines, nodes := r.o.Machines.Counts()
 	limit := approver.Load{Machines: machines, Nodes: nodes}.Limit()
 	call, cancel := context.WithTimeout(ctx, cacheTimeout)
@@ -69,11 +69,10 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 		r.wakeAll(call)
 	}
 	r.wakeKnown(call)
-	name := ""
 	if r.rules.Attestation {
-		name, err = r.reader.StockApprover(call)
+		name, err := r.reader.StockApprover(call)
 		if err != nil {
-			stock = "it is unknown whether the stock approver also approves client certificates: " + err.Error()
+			unknown = "it is unknown whether the stock approver also approves client certificates: " + err.Error()
 		} else if name != "" {
 			stock = fmt.Sprintf("%s approves client certificates without attestation; set nodeClientCert.disabled: true in %s",
 				name, r.o.Config.StockConfigMap)
@@ -84,7 +83,7 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	}
 	r.metrics.pending.Set(float64(pending))
 	r.metrics.limit.Set(float64(limit))
-	active := r.findings.set(crowd, unread, stock, name != "", r.o.Now())
+	active := r.findings.set(crowd, unread, stock, unknown, r.o.Now())
 	r.metrics.stock.Set(map[bool]float64{true: 1}[active])
 	return off
 }
@@ -140,9 +139,9 @@ const remembered = time.Hour
 type findings struct {
 	log *slog.Logger
 
-	mu                             sync.Mutex
-	stock, watching, unread, crowd string
-	failedAt                       time.Time // when a watch last failed
+	mu                                      sync.Mutex
+	stock, unknown, watching, unread, crowd string
+	failedAt                                time.Time // when a watch last failed
 	// The last approval by another approver.
 	request, by string
 	at          time.Time
@@ -155,6 +154,7 @@ func (c *Controllers) Findings() (all []view.Finding) {
 	defer f.mu.Unlock()
 	for _, finding := range []view.Finding{
 		{Reason: "StockApproverActive", Text: f.stock},
+		{Reason: "StockApproverUnknown", Text: f.unknown},
 		{Reason: "RequestsUnreadable", Text: f.watching},
 		{Reason: "ApproverSwitchUnreadable", Text: f.unread},
 		{Reason: "TooManyRequests", Text: f.crowd},
@@ -193,11 +193,10 @@ func (f *findings) approvedElsewhere(request string, c *certificatesv1.Certifica
 }
 
 // set stores the result of a scan. It reports whether another approver also approves requests.
-func (f *findings) set(crowd, unread, stock string, stockActive bool, now time.Time) (active bool) {
+func (f *findings) set(crowd, unread, stock, unknown string, now time.Time) (active bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	recent := !f.at.IsZero() && now.Sub(f.at) < remembered
-	if recent && !stockActive {
+	if stock == "" && !f.at.IsZero() && now.Sub(f.at) < remembered {
 		stock = fmt.Sprintf("request %s for a client certificate was approved by another approver (reason %q) at %s, "+
 			"without attestation; identify that approver and disable it", f.request, f.by, f.at.UTC().Format(time.RFC3339))
 	}
@@ -207,7 +206,8 @@ func (f *findings) set(crowd, unread, stock string, stockActive bool, now time.T
 	f.note(&f.crowd, crowd)
 	f.note(&f.unread, unread)
 	f.note(&f.stock, stock)
-	return stockActive || recent
+	f.note(&f.unknown, unknown)
+	return stock != ""
 }
 
 // note logs a finding that has changed. The caller holds the lock.
@@ -221,6 +221,6 @@ func (f *findings) note(was *string, is string) {
 func (f *findings) clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.stock, f.watching, f.unread, f.crowd = "", "", "", ""
+	f.stock, f.unknown, f.watching, f.unread, f.crowd = "", "", "", "", ""
 	f.request, f.by, f.at = "", "", time.Time{}
 }

@@ -395,11 +395,14 @@ func TestFindings_NameWhatTheVerifierMayNotRead(t *testing.T) {
 				all += f.Reason + " "
 			}
 		}
-		if all != "StockApproverActive RequestsUnreadable ApproverSwitchUnreadable " {
+		if all != "StockApproverUnknown RequestsUnreadable ApproverSwitchUnreadable " {
 			return fmt.Errorf("the findings are %+v", s.approver.Findings())
 		}
 		return nil
 	})
+	if s.count("mcs_attest_csr_stock_approver") != 0 {
+		t.Error("the metric, which has an alert of its own, reports what is unknown")
+	}
 	s.stop()
 	if all := s.approver.Findings(); len(all) != 0 {
 		t.Errorf("a replica that does not decide finds %+v", all)
