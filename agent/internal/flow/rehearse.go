@@ -16,7 +16,8 @@ const rehearseTries = 4
 
 // Rehearse presents the evidence of a first boot with an administrator's ticket, and returns what the
 // verifier would decide. It also sends incomplete evidence, so that the verifier can record what is missing.
-// An error means that there is no result, also if the TPM does not answer. It never uses a provisioning token, which proves nothing about a machine.
+// An error means that there is no result, also if the TPM does not answer. It never uses a provisioning token, which
+// proves nothing about a machine.
 func (f *Flow) Rehearse(ctx context.Context, t Target, ticket secret.Bytes) (*mcsattestv1.RehearseResponse, error) {
 	f.Dialer.Proxy = t.Proxy
 	t.Provisioning = secret.Bytes{}

@@ -15,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -94,6 +95,16 @@ func TestAttack_T74_ARehearsalUsesNoProvisioningToken(t *testing.T) {
 	}
 	if len(got.GetSealed()) == 0 {
 		t.Errorf("sent %v", got)
+	}
+}
+
+// A TPM that does not answer says nothing about a first boot. The verifier would record that its evidence is missing.
+func TestRehearse_HasNoResultWithoutAnAnswerOfTheTPM(t *testing.T) {
+	m := newMachine(t)
+	m.flow.NoTPM, m.flow.TPM = tpmdev.ErrTimeout, nil
+	v := rehearsing(t, &verifiertest.Verifier{})
+	if res, err := m.rehearse(v); !errors.Is(err, tpmdev.ErrTimeout) || len(v.Offered()) > 0 {
+		t.Errorf("%v, %v, offered %v", res, err, v.Offered())
 	}
 }
 
