@@ -627,6 +627,9 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 				r.Verb == "watch" {
 				continue
 			}
+			if r.User == controllerAccount && r.Resource == "subjectaccessreviews" {
+				continue // once a minute, of what the front may watch
+			}
 			switch r.Verb {
 			case "get", "list":
 				reads++
