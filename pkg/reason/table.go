@@ -221,7 +221,7 @@ var table = map[Code]Info{
 		"Power off the host, or wait for its new Machine."),
 	MachineJoined: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachineJoined",
 		"The Machine is already a Node.",
-		"To provision it again, grant a re-attestation or delete the Machine. A grant does not cover a certificate."),
+		"To provision it again, grant a re-attestation or delete the Machine. A grant does not cover its certificate."),
 	MachineTooOld: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachineTooOld",
 		"The Machine was created too long ago.",
 		"Delete and recreate the Machine, or raise maxMachineAge. For an attestation it is in the policy, for a "+

@@ -203,46 +203,7 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 	if fips140.Enabled() {
 		a.console.Step("FIPS 140 mode")
 	}
-	var opened *machineTPM
-	done = func() error {
-		if opened == nil {
-			return nil
-		}
-		return opened.close()
-	}
-	use := func(tpm *machineTPM) {
-		opened = tpm
-		id := tpm.Identity()
-		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
-		if id.EKNote != "" {
-			a.console.Step("a certificate of the TPM is not used: %s", id.EKNote)
-		}
-		if id.AKNote != "" {
-			a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
-		}
-	}
-	tpm, err := a.waitForTPM(ctx, key)
-	if err == nil {
-		f.TPM = tpm
-		use(tpm)
-		return f, done, nil
-	}
-	f.NoTPM = err
-	a.console.Step("no TPM evidence: %v", err)
-	if !errors.Is(err, tpmdev.ErrTimeout) { // each command to a TPM that hangs takes minutes
-		f.OpenTPM = func() (flow.TPM, error) {
-			tpm, err := a.openTPM(key)
-			if err != nil {
-				return nil, err
-			}
-			if err := a.rememberTPM(); err != nil {
-				return nil, errors.Join(err, tpm.close())
-			}
-			use(tpm)
-			return tpm, nil
-		}
-	}
-	return f, done, nil
+	return f, a.addTPM(ctx, f, key), nil
 }
 
 // attestTo attests to each target and returns the pointer config with the tokens, or nil if no

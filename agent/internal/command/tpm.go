@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
@@ -55,6 +56,47 @@ func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
 		return nil, errors.Join(err, device.Close())
 	}
 	return &machineTPM{keys, device, func() (*machineTPM, error) { return a.openTPM(key) }}, nil
+}
+
+// addTPM gives a flow the TPM, now or in a later round. The caller calls done afterwards.
+func (a *agent) addTPM(ctx context.Context, f *flow.Flow, key attester.Key) (done func() error) {
+	var opened *machineTPM
+	use := func(tpm *machineTPM) {
+		opened = tpm
+		id := tpm.Identity()
+		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
+		if id.EKNote != "" {
+			a.console.Step("a certificate of the TPM is not used: %s", id.EKNote)
+		}
+		if id.AKNote != "" {
+			a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
+		}
+	}
+	tpm, err := a.waitForTPM(ctx, key)
+	if err == nil {
+		f.TPM = tpm
+		use(tpm)
+	} else {
+		f.NoTPM = err
+		a.console.Step("no TPM evidence: %v", err)
+	}
+	f.OpenTPM = func() (flow.TPM, error) {
+		tpm, err := a.openTPM(key)
+		if err != nil {
+			return nil, err
+		}
+		if err := a.rememberTPM(); err != nil {
+			return nil, errors.Join(err, tpm.close())
+		}
+		use(tpm)
+		return tpm, nil
+	}
+	return func() error {
+		if opened == nil {
+			return nil
+		}
+		return opened.close()
+	}
 }
 
 const (

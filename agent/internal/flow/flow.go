@@ -386,9 +386,10 @@ func (f *Flow) round(ctx context.Context, t Target) (*Grant, mode, error) {
 	return g, m, nil
 }
 
-// findTPM opens the TPM if no round had it: its driver may load late, and a TPM that was busy may answer now.
+// findTPM opens the TPM if no round had it: its driver may load late, and a TPM that was busy may answer now. One that
+// hangs is not opened again, because each command to it takes minutes.
 func (f *Flow) findTPM() {
-	if f.TPM != nil || f.OpenTPM == nil {
+	if f.TPM != nil || f.OpenTPM == nil || errors.Is(f.NoTPM, tpmdev.ErrTimeout) {
 		return
 	}
 	tpm, err := f.OpenTPM()

@@ -437,6 +437,19 @@ func TestTPMThatAppearsLate(t *testing.T) {
 	}
 }
 
+// Each command to a TPM that hangs takes minutes, so it is not opened in each round.
+func TestTPMThatHangs_IsOpenedOnce(t *testing.T) {
+	m := newMachine(t)
+	opened := 0
+	m.flow.TPM, m.flow.NoTPM = nil, tpmdev.ErrAbsent
+	m.flow.OpenTPM = func() (flow.TPM, error) { opened++; return nil, tpmdev.ErrTimeout }
+	n := 0
+	_, err := m.run(started(t, &verifiertest.Verifier{ChallengeFunc: challenges(func(int) bool { n++; return n < 4 })}))
+	if opened != 1 || !errors.Is(err, tpmdev.ErrTimeout) {
+		t.Errorf("opened %d times: %v", opened, err)
+	}
+}
+
 // Attack T25: Challenge and Attest use one connection. If it ends in between, the agent starts over
 // and does not continue on another connection.
 func TestAttack_T25_ConnectionCutBetweenChallengeAndAttest(t *testing.T) {
