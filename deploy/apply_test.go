@@ -36,7 +36,7 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				c.InstallOpenShift(t)
 			}
 			objects := Objects(t, overlay)
-			dir := Dir() + "/overlays/" + overlay
+			dir := Dir(t) + "/overlays/" + overlay
 
 			// On a new cluster, a server-side dry run cannot check objects in a
 			// namespace, or of kinds, that do not exist yet: these two are applied
@@ -75,7 +75,7 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 			if after := budget(); before == "" || after != before {
 				t.Errorf("the second time the budget has version %s, not %s", after, before)
 			}
-			c.Kubectl(t, "create", "-f", Dir()+"/policies/audit.yaml")
+			c.Kubectl(t, "create", "-f", Dir(t)+"/policies/audit.yaml")
 			if got := strings.TrimSpace(c.Kubectl(t, "get", "attestationpolicies",
 				"-o", "jsonpath={.items[*].spec.mode} {.items[*].spec.pools[*]}")); got != "Audit *" {
 				t.Errorf("policies: %s", got)

@@ -12,7 +12,6 @@ import (
 	"io"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -34,9 +33,13 @@ const (
 var Overlays = []string{"openshift", "kubernetes"}
 
 // Dir returns the folder deploy of this tree.
-func Dir() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Dir(file)
+func Dir(t cluster.TB) string {
+	t.Helper()
+	root, err := binaries.Root()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	return filepath.Join(root, "deploy")
 }
 
 // Rendered returns an overlay, rendered by the kustomize in kubectl.
@@ -48,7 +51,7 @@ func Rendered(t cluster.TB, overlay string) []byte {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), "kustomize", filepath.Join(Dir(), "overlays", overlay))
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), "kustomize", filepath.Join(Dir(t), "overlays", overlay))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

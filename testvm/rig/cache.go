@@ -81,9 +81,8 @@ func (r *Rig) cached(kind, what string, in *inputs, build func(out string)) stri
 	return path
 }
 
-// slots is how many scenarios run at the same time on this host. Each machine emulates one core,
-// and waits for a third of its time.
-const slots = 3
+// slots is how many scenarios run at the same time on this host. Each machine emulates one core.
+const slots = 2
 
 // takeSlot waits for one of the host's slots for a scenario. Other test processes on the host use
 // the same slots.

@@ -71,6 +71,11 @@ func TestShellAfterAFailedAgentIsCapped(t *testing.T) {
 	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: mcs.Pointer("worker"), Cmdline: "mcs-attest=require"})
 	node.WantEmergency()
 	wantCapped(t, node)
+	for _, req := range mcs.Requests() {
+		if strings.HasPrefix(req, "GET ") {
+			t.Errorf("Ignition requested %s", req)
+		}
+	}
 }
 
 func TestMachineWithoutATPMBootsAgainstAPlainMCS(t *testing.T) {

@@ -24,14 +24,6 @@ spec:
     profile: ` + profile + "\n"
 }
 
-func TestShimAndGRUBUnderSecureBootIsProvisioned(t *testing.T) {
-	t.Parallel()
-	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Policy: policy("secure-boot")})
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), GRUB: &rig.GRUB{}, SecureBoot: true})
-	node.WantProvisioned()
-	v.WantRecord("worker-0", "Fetched")
-}
-
 // release returns a verifier with the profile release and the reference values of the good image, which
 // were computed from its files.
 func release(t *testing.T, image rig.GRUB) (*rig.Rig, *rig.Verifier, *rig.TPM) {

@@ -23,15 +23,3 @@ func TestNewImageAgainstAPlainMCSIsProvisioned(t *testing.T) {
 		t.Errorf("the agent asked nothing: %s", got)
 	}
 }
-
-func TestRequireFailsAgainstAPlainMCS(t *testing.T) {
-	r := rig.New(t)
-	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
-	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: mcs.Pointer("worker"), Cmdline: "mcs-attest=require"})
-	node.WantEmergency()
-	for _, req := range mcs.Requests() {
-		if strings.HasPrefix(req, "GET ") {
-			t.Errorf("Ignition asked: %s", req)
-		}
-	}
-}

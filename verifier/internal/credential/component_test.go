@@ -42,7 +42,7 @@ func renderWith(t *testing.T, overlay string, components ...string) []byte {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy.Dir())); err != nil {
+	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy.Dir(t))); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "my-cluster"), 0o755); err != nil {

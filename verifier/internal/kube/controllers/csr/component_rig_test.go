@@ -27,7 +27,7 @@ func rules(t *testing.T, component string) string {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy.Dir())); err != nil {
+	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy.Dir(t))); err != nil {
 		t.Fatal(err)
 	}
 	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\ncomponents: [deploy/components/" +
@@ -43,7 +43,7 @@ func rules(t *testing.T, component string) string {
 		}
 		t.Fatal(err)
 	}
-	base, err := os.ReadFile(filepath.Join(deploy.Dir(), "base", "controller-rbac.yaml"))
+	base, err := os.ReadFile(filepath.Join(deploy.Dir(t), "base", "controller-rbac.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

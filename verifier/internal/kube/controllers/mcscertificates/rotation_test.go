@@ -68,7 +68,7 @@ func newSite(t *testing.T) *site {
 	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\n"+
 		"metadata: {namespace: mcs-attest, name: mcs-attest-controller}\n")
 	for _, file := range []string{"overlays/openshift/controller-rbac.yaml", "components/certificates/rbac.yaml"} {
-		raw, err := os.ReadFile(filepath.Join(deploy.Dir(), file))
+		raw, err := os.ReadFile(filepath.Join(deploy.Dir(t), file))
 		if err != nil {
 			t.Fatal(err)
 		}
