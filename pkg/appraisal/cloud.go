@@ -228,10 +228,10 @@ func (a *appraisal) replayable() bool { return a.quote == nil && !a.bound() }
 // refuseStated returns err as a Refusal for the candidate's record, if a statement
 // that is bound to this exchange names the candidate. Otherwise it returns err.
 func (a *appraisal) refuseStated(err error) error {
-	for _, c := range a.claims {
-		if s := c.Statement(); s.Bound && s.ProviderID != "" {
-			return &Refusal{denial: err, Machine: a.asked}
-		}
+	names := func(s evidence.Statement) bool { return s.Bound && s.ProviderID != "" }
+	if slices.ContainsFunc(a.statements, names) ||
+		slices.ContainsFunc(a.claims, func(c evidence.Claim) bool { return names(c.Statement()) }) {
+		return &Refusal{denial: err, Machine: a.asked}
 	}
 	return err
 }

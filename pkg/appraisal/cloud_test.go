@@ -572,7 +572,10 @@ func TestAttack_T42_AForeignTPMBesideAStatementThatIsNamedLater(t *testing.T) {
 		tr.directory = directory{genuine: true, asked: &tr.asked}
 		tr.passes(t, "a")
 		tr.directory = directory{asked: &tr.asked}
-		tr.refused(t, reason.EKUntrusted)
+		// The machine's record tells an administrator of it.
+		if m := tr.refused(t, reason.EKUntrusted); m == nil || m.Name != "a" {
+			t.Errorf("%v: refused %v", k, m)
+		}
 	}
 }
 

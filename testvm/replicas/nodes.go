@@ -263,7 +263,7 @@ func (s *Set) status(machine string, status map[string]any) {
 // WaitNode waits until a Node is registered.
 func (s *Set) WaitNode(name string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(poll) {
 		if strings.TrimSpace(s.Cluster.Kubectl(s.t, "get", "node", name, "--ignore-not-found", "-o", "name")) != "" {
 			return
 		}
@@ -322,7 +322,7 @@ const (
 // WaitCSR waits for a matching request.
 func (s *Set) WaitCSR(signer, what string, fits func(CSR) bool) CSR {
 	s.t.Helper()
-	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(poll) {
 		all := s.CSRs(signer)
 		for _, one := range all {
 			if fits(one) {

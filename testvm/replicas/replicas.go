@@ -38,6 +38,9 @@ type Set struct {
 	Verifiers []*rig.Verifier
 }
 
+// poll is the pause between two looks at the cluster. kubectl needs a third of a second of a core.
+const poll = 2 * time.Second
+
 // Config defines what to run. The zero value is three replicas.
 type Config struct {
 	Replicas int
@@ -301,7 +304,7 @@ func (s *Set) Record(uid string) *Record {
 // WaitPhase waits until a Machine's record is in a phase, and returns it.
 func (s *Set) WaitPhase(uid, phase string) *Record {
 	s.t.Helper()
-	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(poll) {
 		rec := s.Record(uid)
 		if rec != nil && rec.Status.Phase == phase {
 			return rec
@@ -315,7 +318,7 @@ func (s *Set) WaitPhase(uid, phase string) *Record {
 // WaitPending waits until a TPM waits for approval, and returns its id.
 func (s *Set) WaitPending() (id string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(poll) {
 		for _, name := range strings.Fields(s.Cluster.Kubectl(s.t, "-n", Own, "get", "machineattestations", "-o",
 			"jsonpath={.items[*].metadata.name}")) {
 			if id, ok := strings.CutPrefix(name, "pending-"); ok {
@@ -331,7 +334,7 @@ func (s *Set) WaitPending() (id string) {
 // WaitLeader waits until a replica that lives after t leads: the Lease was renewed since.
 func (s *Set) WaitLeader(t time.Time) {
 	s.t.Helper()
-	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(poll) {
 		text := s.Cluster.Kubectl(s.t, "-n", Own, "get", "lease", "mcs-attest-verifier", "-o", "jsonpath={.spec.renewTime}")
 		renewed, err := time.Parse(time.RFC3339, strings.TrimSpace(text))
 		if err == nil && renewed.After(t) {
@@ -346,7 +349,7 @@ func (s *Set) WaitLeader(t time.Time) {
 // WaitEvents waits until a Machine has Events for all these reasons.
 func (s *Set) WaitEvents(uid string, reasons ...string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(poll) {
 		got := " " + s.Cluster.Kubectl(s.t, "-n", Machines, "get", "events", "--field-selector", "involvedObject.uid="+uid,
 			"-o", "jsonpath={.items[*].reason}") + " "
 		missing := ""

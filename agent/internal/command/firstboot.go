@@ -85,18 +85,23 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	word, wrong := kernelArgument(machine)
-	switch {
-	case string(state) == firstboot.FullConfig:
+	switch string(state) {
+	case firstboot.FullConfig:
 		return a.afterIgnition(boot)
-	case string(state) != firstboot.PreApproved:
+	case firstboot.PreApproved:
+	default:
 		return fmt.Errorf("which config this machine has: %s has unknown content",
 			filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
+	}
+	// Only this boot has the network arguments, whatever it does with them.
+	kept := boot.KeepNetwork(machine.Cmdline)
+	word, wrong := kernelArgument(machine)
+	switch {
 	case wrong != nil:
-		return errors.Join(wrong, boot.Clear(), a.capPCR(true))
+		return errors.Join(wrong, kept, boot.Clear(), a.capPCR(true))
 	case word == "off":
 		a.console.Step("off, by kernel argument; the machine keeps the pre-approved config")
-		return errors.Join(boot.Clear(), a.capPCR(true))
+		return errors.Join(kept, boot.Clear(), a.capPCR(true))
 	case paths.Exists(a.paths.Own(attestedFile)):
 		return a.finish(ctx, boot)
 	case boot.StagedEarlier():
@@ -108,8 +113,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	if _, ok := machine.Cmdline.Last("ignition.config.url"); ok {
 		return errors.New("the kernel argument ignition.config.url would make Ignition ignore the config in /boot")
 	}
-	if err := errors.Join(boot.Clear(), boot.Prepare(), boot.KeepNetwork(machine.Cmdline),
-		delivery.Prepare(a.paths)); err != nil {
+	if err := errors.Join(kept, boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
 		return err
 	}
 	return a.attestAndStage(ctx, boot, machine)

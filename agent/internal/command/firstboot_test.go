@@ -325,16 +325,28 @@ func TestFirstboot_FromThePreApprovedToTheFullConfig(t *testing.T) {
 // The first boot deletes the flag with the network arguments of the installer. A machine without DHCP needs them in the
 // second boot, also if it boots in between.
 func TestFirstboot_SecondBootHasTheNetworkOfTheInstaller(t *testing.T) {
-	for name, boots := range map[string]int{"in the first boot": 1, "after another boot": 2} {
+	for name, first := range map[string]struct {
+		cmdline string
+		fails   bool // the first boot does not end in an attestation
+		killed  bool
+	}{
+		"in the first boot":                           {},
+		"after a power loss":                          {fails: true, killed: true},
+		"after a boot with the agent off":             {cmdline: " mcs-attest=off"},
+		"after a boot with a wrong argument":          {cmdline: " mcs-attest=sometimes", fails: true},
+		"after a boot with a URL on the command line": {cmdline: " ignition.config.url=http://10.0.2.2/x", fails: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newStock(t)
 			m.write(m.paths.Cmdline, "ignition.firstboot rd.neednet=1 ip=10.0.2.77::10.0.2.2:255.255.255.0:node77:ens3:none "+
-				"nameserver=10.0.2.3 ostree=/ostree/boot.1/rig quiet ignition.platform.id=metal\n")
-			if boots == 2 {
-				m.answer(func() error { m.kill(); return errKilled }, nil)
-				if err := m.run(); err == nil || errors.Is(err, errRebooted) {
-					t.Fatalf("not killed: %v\n%s", err, m.out.String())
+				"nameserver=10.0.2.3 ostree=/ostree/boot.1/rig quiet ignition.platform.id=metal"+first.cmdline+"\n")
+			if first.cmdline != "" || first.killed {
+				if first.killed {
+					m.answer(func() error { m.kill(); return errKilled }, nil)
+				}
+				if err := m.run(); (err != nil) != first.fails || errors.Is(err, errRebooted) {
+					t.Fatalf("the first boot: %v\n%s", err, m.out.String())
 				}
 				m.answer(nil, nil)
 				m.powerOn()

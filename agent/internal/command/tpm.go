@@ -82,11 +82,12 @@ func (a *agent) addTPM(ctx context.Context, f *flow.Flow, key attester.Key) (don
 	}
 	f.OpenTPM = func() (flow.TPM, error) {
 		tpm, err := a.openTPM(key)
+		remembered := a.rememberTPM() // also of a TPM that fails
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, remembered)
 		}
-		if err := a.rememberTPM(); err != nil {
-			return nil, errors.Join(err, tpm.close())
+		if remembered != nil {
+			return nil, errors.Join(remembered, tpm.close())
 		}
 		use(tpm)
 		return tpm, nil

@@ -185,7 +185,14 @@ func TestNewFlow_FindsATPMThatAppearsLate(t *testing.T) {
 	if _, err := f.OpenTPM(); f.TPM != nil || !errors.Is(f.NoTPM, tpmdev.ErrAbsent) || !errors.Is(err, tpmdev.ErrAbsent) {
 		t.Fatalf("%v, %v", f.NoTPM, err)
 	}
-	if err := device.comeBack(); err != nil {
+	// Its driver may remove the device again before the cap, so it is recorded before it answers.
+	if err := errors.Join(device.comeBack(), device.fail()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.OpenTPM(); err == nil || !paths.Exists(a.paths.Own(tpmFile)) {
+		t.Errorf("a TPM that fails is not recorded: %v", err)
+	}
+	if err := errors.Join(device.repair(), os.Remove(a.paths.Own(tpmFile))); err != nil {
 		t.Fatal(err)
 	}
 	tpm, err := f.OpenTPM()

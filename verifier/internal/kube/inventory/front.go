@@ -54,11 +54,15 @@ func (c *Inventory) forbiddenToFront(ctx context.Context) (all []view.Finding, e
 		if !s.Current() { // a separate finding, or nothing to read
 			continue
 		}
-		allowed, err := c.frontMay(ctx, authorizationv1.ResourceAttributes{
-			Verb: "watch", Group: s.Group, Resource: s.Resource, Namespace: s.Namespace, Name: s.Name,
-		})
-		if err != nil {
-			return nil, err
+		allowed := true
+		for _, verb := range []string{"list", "watch"} {
+			may, err := c.frontMay(ctx, authorizationv1.ResourceAttributes{
+				Verb: verb, Group: s.Group, Resource: s.Resource, Namespace: s.Namespace, Name: s.Name,
+			})
+			if err != nil {
+				return nil, err
+			}
+			allowed = allowed && may
 		}
 		if !allowed && (s.Namespace == "" || !c.namespaceGone(ctx, s.Namespace)) {
 			all = append(all, view.Finding{Reason: "Forbidden", Text: fmt.Sprintf(

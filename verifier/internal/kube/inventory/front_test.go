@@ -86,8 +86,11 @@ func TestLead_ReportsWhatOnlyTheFrontMayNotRead(t *testing.T) {
 		fail bool // the controller itself may not read the Machines of Cluster API
 		want []string
 	}{
-		"nothing is missing":       {api: &reviewAPI{allows: all}},
-		"no RoleBinding":           {api: &reviewAPI{allows: bound}, want: inM},
+		"nothing is missing": {api: &reviewAPI{allows: all}},
+		"no RoleBinding":     {api: &reviewAPI{allows: bound}, want: inM},
+		"it may only watch": {api: &reviewAPI{allows: func(of authorizationv1.ResourceAttributes) bool {
+			return of.Namespace != "m" || of.Verb != "list"
+		}}, want: inM},
 		"the namespace is deleted": {api: &reviewAPI{allows: bound, gone: "m"}},
 		"nor may the controller": {api: &reviewAPI{allows: bound}, fail: true,
 			want: slices.Concat([]string{ofController}, inM[:1], inM[2:])},
