@@ -62,30 +62,7 @@ func wantUnlocked(t *testing.T, node *rig.Node, units ...string) {
 	node.WantOrder(units...)
 }
 
-// firstAndLaterBoot requires that the root opens on both boots, and that the agent then caps PCR 11,
-// which is zero until then.
-func firstAndLaterBoot(t *testing.T, r *rig.Rig, v *rig.Verifier, first, later rig.VM) {
-	t.Helper()
-	zero := make([]byte, 32)
-	want := fmt.Sprintf("%x", eventlog.Extend(eventlog.SHA256, zero, measuredboot.CapDigest(eventlog.SHA256)))
-	for _, node := range []*rig.Node{wantFirstBoot(t, r, v, first), wantLaterBoot(t, r, later)} {
-		if got := strings.ToLower(node.PCR11()); got != want {
-			t.Errorf("PCR 11 in the real root is %s, not capped", got)
-		}
-	}
-}
-
-func TestSealedRootOpensBeforeTheCapOnFirstAndLaterBoots(t *testing.T) {
-	t.Parallel()
-	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
-	first := rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Sealed: true},
-		SealedRoot: r.NewSealedRoot(map[string]string{"etc/rig-realroot": printRoot}),
-		Cmdline:    rig.OpenSealed + " " + rig.Seal("7+11")}
-	later := first
-	later.Cmdline = rig.OpenSealed
-	firstAndLaterBoot(t, r, v, first, later)
-}
-
+// The root opens on both boots, and the agent then caps PCR 11, which is zero until then.
 func TestSealedRootOpensThroughShimAndGRUB(t *testing.T) {
 	t.Parallel()
 	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{Policy: policy("secure-boot")})
@@ -95,7 +72,13 @@ func TestSealedRootOpensThroughShimAndGRUB(t *testing.T) {
 		GRUB:       &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed + " " + rig.Seal("7+11")}}
 	later := first
 	later.GRUB = &rig.GRUB{Initrd: initrd, Cmdline: rig.OpenSealed}
-	firstAndLaterBoot(t, r, v, first, later)
+	zero := make([]byte, 32)
+	want := fmt.Sprintf("%x", eventlog.Extend(eventlog.SHA256, zero, measuredboot.CapDigest(eventlog.SHA256)))
+	for _, node := range []*rig.Node{wantFirstBoot(t, r, v, first), wantLaterBoot(t, r, later)} {
+		if got := strings.ToLower(node.PCR11()); got != want {
+			t.Errorf("PCR 11 in the real root is %s, not capped", got)
+		}
+	}
 }
 
 // openInEachPhase opens the volume in the real root of an image with rig.phases, while systemd's units
