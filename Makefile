@@ -19,9 +19,9 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE    ?= $(shell git log -1 --format=%ct 2>/dev/null)
 STAMP   := github.com/mcs-attest/mcs-attest/pkg/version
 LDFLAGS := -s -w -buildid= -X $(STAMP).version=$(VERSION) -X $(STAMP).commit=$(COMMIT) -X $(STAMP).date=$(DATE)
-# .ci/tools/cmd/release builds with the same flags.
 # Builds and tests share compiled packages, also with other folders of the same source.
 export GOFLAGS := $(GOFLAGS) -trimpath
+# .ci/tools/cmd/release builds with the same flags.
 GOBUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 # The contract is only HTTP/1.1, so the agent is built without net/http's HTTP/2: a third of a megabyte less in every
 # initramfs. The compiler copies no function into its callers: half a megabyte less under zstd -19.

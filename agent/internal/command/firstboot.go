@@ -93,7 +93,7 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 		return fmt.Errorf("which config this machine has: %s has unknown content",
 			filepath.Join(a.paths.FirstBoot, firstboot.StateFile))
 	}
-	// Only this boot has the network arguments, whatever it does with them.
+	// Only this boot has the network arguments, whatever it does with them. A config that is staged already has them.
 	kept := boot.KeepNetwork(machine.Cmdline)
 	word, wrong := kernelArgument(machine)
 	switch {
@@ -107,11 +107,12 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 	case boot.StagedEarlier():
 		return a.notApplied(ctx, boot)
 	case a.capped():
-		return hinted{errors.New("PCR 11 is capped already, so this boot can no longer attest"),
-			"reboot; if this persists, the initramfs has the agent, or the image has mcs-attest-cap-root.service"}
+		return errors.Join(kept, hinted{errors.New("PCR 11 is capped already, so this boot can no longer attest"),
+			"reboot; if this persists, the initramfs has the agent, or the image has mcs-attest-cap-root.service"})
 	}
 	if _, ok := machine.Cmdline.Last("ignition.config.url"); ok {
-		return errors.New("the kernel argument ignition.config.url would make Ignition ignore the config in /boot")
+		return errors.Join(kept,
+			errors.New("the kernel argument ignition.config.url would make Ignition ignore the config in /boot"))
 	}
 	if err := errors.Join(kept, boot.Clear(), boot.Prepare(), delivery.Prepare(a.paths)); err != nil {
 		return err
