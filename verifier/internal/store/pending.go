@@ -3,9 +3,9 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -48,40 +48,74 @@ func PendingOf(a *v1alpha1.MachineAttestation) Pending {
 }
 
 // AddPending records a request of the pending machine p. If there are too many pending machines, it returns
-// RateLimited.
+// RateLimited. It reads first: most requests write nothing, so they do not wait for the write lock, and do not make the
+// database repeat the batch that they are in.
 func (s *Store) AddPending(ctx context.Context, now time.Time, p Pending) error {
-	var refused error
-	err := s.batch(ctx, func(tx *bbolt.Tx) error {
-		refused = nil
-		b := tx.Bucket(pendingBucket)
-		waiting, unchanged, err := expire(b, now)
-		if err != nil {
-			return err
-		}
-		p.FirstSeen, p.LastSeen = now, now
-		if raw := b.Get([]byte(p.EKSHA256)); raw != nil {
-			var old Pending
-			if err := json.Unmarshal(raw, &old); err != nil {
-				return fmt.Errorf("pending %s: %w", p.EKSHA256, err)
-			}
-			p.FirstSeen = old.FirstSeen
-			if now.Sub(old.LastSeen) < 10*time.Second {
-				return unchanged // a machine sends a request every few seconds; not each needs a write
-			}
-		} else if waiting >= MaxPending {
-			refused = reason.Deny(reason.RateLimited, "%d machines are already waiting for approval", MaxPending)
-			return unchanged
-		}
-		raw, err := json.Marshal(p)
-		if err != nil {
-			return err
-		}
-		return b.Put([]byte(p.EKSHA256), raw)
+	var a admission
+	err := s.view(ctx, func(tx *bbolt.Tx) (err error) {
+		a, err = admit(tx.Bucket(pendingBucket), now, p)
+		return err
 	})
-	if err != nil && !errors.Is(err, errUnchanged) {
+	if err == nil && (a.record != nil || len(a.expired) > 0) {
+		err = s.batch(ctx, func(tx *bbolt.Tx) (err error) {
+			if a, err = admit(tx.Bucket(pendingBucket), now, p); err != nil {
+				return err
+			}
+			return a.write(tx.Bucket(pendingBucket), p.EKSHA256)
+		})
+	}
+	if err != nil {
 		return unavailable(err)
 	}
-	return refused
+	return a.refused
+}
+
+// admission is what a request of a pending machine changes.
+type admission struct {
+	record  []byte   // the machine's next record; nil: unchanged
+	expired [][]byte // the keys of the machines that waited too long
+	refused error
+}
+
+// admit decides on a request. It counts the machines, because Bucket.Stats omits what earlier changes of the same
+// transaction have written.
+func admit(b *bbolt.Bucket, now time.Time, p Pending) (a admission, err error) {
+	waiting := 0
+	p.FirstSeen, p.LastSeen = now, time.Time{}
+	err = b.ForEach(func(k, v []byte) error {
+		var one Pending
+		if err := json.Unmarshal(v, &one); err != nil || now.Sub(one.LastSeen) > PendingLifetime {
+			a.expired = append(a.expired, bytes.Clone(k))
+			return nil
+		}
+		waiting++
+		if string(k) == p.EKSHA256 {
+			p.FirstSeen, p.LastSeen = one.FirstSeen, one.LastSeen
+		}
+		return nil
+	})
+	switch known := !p.LastSeen.IsZero(); {
+	case err != nil || known && now.Sub(p.LastSeen) < 10*time.Second: // it sends a request every few seconds
+		return a, err
+	case !known && waiting >= MaxPending:
+		a.refused = reason.Deny(reason.RateLimited, "%d machines are already waiting for approval", MaxPending)
+		return a, nil
+	}
+	p.LastSeen = now
+	a.record, err = json.Marshal(p)
+	return a, err
+}
+
+func (a admission) write(b *bbolt.Bucket, key string) error {
+	for _, k := range a.expired {
+		if err := b.Delete(k); err != nil {
+			return err
+		}
+	}
+	if a.record == nil {
+		return nil
+	}
+	return b.Put([]byte(key), a.record)
 }
 
 // ListPending returns the pending machines, sorted by EK hash.
@@ -119,28 +153,4 @@ func (s *Store) DeletePending(ctx context.Context, ekSHA256 string) error {
 	return unavailable(s.batch(ctx, func(tx *bbolt.Tx) error {
 		return tx.Bucket(pendingBucket).Delete([]byte(ekSHA256))
 	}))
-}
-
-// expire deletes the machines that waited too long, and returns the number of the others. unchanged is
-// errUnchanged if it deleted none. Bucket.Stats omits what earlier changes of the same transaction have written.
-func expire(b *bbolt.Bucket, now time.Time) (left int, unchanged, err error) {
-	var old [][]byte
-	err = b.ForEach(func(k, v []byte) error {
-		var p Pending
-		if err := json.Unmarshal(v, &p); err != nil || now.Sub(p.LastSeen) > PendingLifetime {
-			old = append(old, append([]byte(nil), k...))
-			return nil
-		}
-		left++
-		return nil
-	})
-	if len(old) == 0 {
-		unchanged = errUnchanged
-	}
-	for _, k := range old {
-		if err == nil {
-			err = b.Delete(k)
-		}
-	}
-	return left, unchanged, err
 }

@@ -283,6 +283,48 @@ func TestAddPending_WritesNothingForAPoll(t *testing.T) {
 	}
 }
 
+func TestAttack_T40_WhoIsRefusedDoesNotWaitForAWrite(t *testing.T) {
+	s, _ := open(t)
+	var wg sync.WaitGroup
+	for i := range store.MaxPending {
+		wg.Go(func() {
+			if err := s.AddPending(t.Context(), start, waiting(i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	writing, end := make(chan struct{}), make(chan struct{})
+	wg.Go(func() {
+		_ = s.Update(t.Context(), "uid", func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			close(writing)
+			<-end
+			return nil, nil
+		})
+	})
+	<-writing
+	defer wg.Wait()
+	defer close(end)
+	asked := make(chan error, 2)
+	go func() {
+		asked <- s.AddPending(t.Context(), start.Add(time.Second), waiting(1))
+		asked <- s.AddPending(t.Context(), start.Add(time.Second), waiting(10_000))
+	}()
+	answer := func() error {
+		select {
+		case err := <-asked:
+			return err
+		case <-time.After(time.Minute):
+			t.Fatal("it waits for the write of another machine")
+			return nil
+		}
+	}
+	if err := answer(); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, answer(), reason.RateLimited)
+}
+
 func TestAddPending_DeletesExpiredMachinesAlsoIfNothingElseChanges(t *testing.T) {
 	s, _ := open(t)
 	late := start.Add(store.PendingLifetime)
