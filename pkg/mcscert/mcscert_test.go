@@ -148,20 +148,21 @@ func TestStatus_Next(t *testing.T) {
 	for name, c := range map[string]struct {
 		s     Status
 		now   time.Time
-		force bool
+		force Force
 		want  Step
 		early string
 	}{
-		"nothing":     {Status{}, start, false, StepCA, ""},
-		"at rest":     {Status{CA: old.cert, Leaf: leaf}, start, false, StepCA, ""},
-		"begun":       {begun, ripe.Add(-time.Hour), false, "", "the new CA is 24h0m0s old"},
-		"begun, now":  {begun, start, true, StepServing, ""},
-		"a day later": {begun, ripe, false, StepServing, ""},
+		"nothing":                  {Status{}, start, Force{}, StepCA, ""},
+		"at rest":                  {Status{CA: old.cert, Leaf: leaf}, start, Force{}, StepCA, ""},
+		"begun":                    {begun, ripe.Add(-time.Hour), Force{}, "", "the new CA is 24h0m0s old"},
+		"begun, now":               {begun, start, Force{Serving: true}, StepServing, ""},
+		"begun, its key is stolen": {begun, ripe, Force{CA: true}, StepCA, ""},
+		"a day later":              {begun, ripe, Force{}, StepServing, ""},
 		"failed": {Status{CA: newer.cert, Leaf: leaf,
 			PointerConfigs: []PointerConfig{{Name: "a/b", Failed: true}, {Name: "c", Lacks: true}}},
-			ripe, false, "", "do not have the new CA: a/b"},
+			ripe, Force{}, "", "do not have the new CA: a/b"},
 		"lacking": {Status{CA: newer.cert, Leaf: leaf, PointerConfigs: []PointerConfig{{Name: "a/b", Lacks: true}}},
-			ripe, false, "", "add the bundle to them: a/b"},
+			ripe, Force{}, "", "add the bundle to them: a/b"},
 	} {
 		step, err := c.s.Next(c.now, c.force)
 		var early *TooEarly

@@ -46,14 +46,22 @@ type TooEarly struct{ Why string }
 
 func (e *TooEarly) Error() string { return e.Why }
 
+// Force says which caution of a rotation an administrator gives up.
+type Force struct {
+	// CA takes StepCA also if the newest CA has not signed the served certificate. After a theft of its key, it must not.
+	CA bool
+	// Serving takes StepServing immediately.
+	Serving bool
+}
+
 // Next returns the next step of a rotation: StepCA, or StepServing if the newest CA has not
 // signed the served certificate. Without force, StepServing requires that [Publish] has
 // passed and that every known pointer config has the CA. Otherwise the error is a [*TooEarly].
-func (s Status) Next(now time.Time, force bool) (Step, error) {
-	if s.CA == nil || s.Leaf == nil || s.Leaf.CheckSignatureFrom(s.CA) == nil {
+func (s Status) Next(now time.Time, force Force) (Step, error) {
+	if force.CA || s.CA == nil || s.Leaf == nil || s.Leaf.CheckSignatureFrom(s.CA) == nil {
 		return StepCA, nil
 	}
-	if force {
+	if force.Serving {
 		return StepServing, nil
 	}
 	if age := now.Sub(s.CA.NotBefore); age < Publish {

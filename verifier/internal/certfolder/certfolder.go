@@ -216,20 +216,20 @@ func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.Pointer
 }
 
 // Rotate performs the next step of a rotation; see [mcscert.Status.Next].
-func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
+func (f *Folder) Rotate(force mcscert.Force) (mcscert.Step, mcscert.Status, error) {
 	s, unlock, err := f.begin()
 	if err != nil {
 		return "", s.Status, err
 	}
 	defer unlock()
-	if s.completed {
+	if s.completed && !force.CA {
 		return mcscert.StepServing, s.Status, nil
 	}
-	step, err := s.Next(f.now(), now)
+	step, err := s.Next(f.now(), force)
 	if err != nil {
 		return "", s.Status, err
 	}
-	if s.Leaf == nil && s.CA != nil { // its key is lost
+	if s.Leaf == nil && s.CA != nil && !force.CA { // its key is lost
 		step = mcscert.StepServing
 	}
 	renew := f.newCA

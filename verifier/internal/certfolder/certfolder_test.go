@@ -170,15 +170,32 @@ func TestDue_PointerConfigsGetTheNewCAAlsoIfAWriteFails(t *testing.T) {
 	}
 }
 
+func TestAttack_StolenKeyOfTheCAThatSignsNextInAFolder(t *testing.T) {
+	f := newFiles(t)
+	_, stolen, err := f.Rotate(mcscert.Force{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.now = f.now.Add(mcscert.Publish)
+	step, s, err := f.Rotate(mcscert.Force{CA: true})
+	if err != nil || step != mcscert.StepCA || s.CA.Equal(stolen.CA) || !s.Leaf.Equal(stolen.Leaf) {
+		t.Fatalf("step 1: %s, %v", step, err)
+	}
+	if step, s, err = f.Rotate(mcscert.Force{Serving: true}); err != nil || step != mcscert.StepServing ||
+		s.Leaf.CheckSignatureFrom(s.CA) != nil || s.Leaf.CheckSignatureFrom(stolen.CA) == nil {
+		t.Fatalf("step 2: %s, %v", step, err)
+	}
+}
+
 func TestFolderRotateStepByStep(t *testing.T) {
 	f := newFiles(t)
 	first, before := f.inspect(), f.roots()
-	step, s, err := f.Rotate(false)
+	step, s, err := f.Rotate(mcscert.Force{})
 	if err != nil || step != mcscert.StepCA || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 || s.CA.Equal(first.CA) {
 		t.Fatalf("first step: %s, %v", step, err)
 	}
 	var early *mcscert.TooEarly
-	if _, _, err := f.Rotate(false); !errors.As(err, &early) {
+	if _, _, err := f.Rotate(mcscert.Force{}); !errors.As(err, &early) {
 		t.Fatalf("immediate second step: %v", err)
 	}
 	if err := verify(f.inspect().Leaf, before, f.now); err != nil {
@@ -186,7 +203,7 @@ func TestFolderRotateStepByStep(t *testing.T) {
 	}
 	between := f.roots()
 	f.now = f.now.Add(mcscert.Publish)
-	if step, _, err = f.Rotate(false); err != nil || step != mcscert.StepServing {
+	if step, _, err = f.Rotate(mcscert.Force{}); err != nil || step != mcscert.StepServing {
 		t.Fatalf("second step: %s, %v", step, err)
 	}
 	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.inspect().Leaf, between, f.now),
@@ -239,14 +256,14 @@ func TestFolderAfterACrash(t *testing.T) {
 		t.Run(c.name+", by hand", func(t *testing.T) {
 			f := newFiles(t)
 			f.crash(c.kept, func() {
-				if step, _, err := f.Rotate(false); err != nil || step != mcscert.StepCA {
+				if step, _, err := f.Rotate(mcscert.Force{}); err != nil || step != mcscert.StepCA {
 					t.Fatalf("%s, %v", step, err)
 				}
 			})
 			step := mcscert.StepCA
 			for range 2 {
 				f.now = f.now.Add(mcscert.Publish)
-				s, status, err := f.Rotate(false)
+				s, status, err := f.Rotate(mcscert.Force{})
 				if step = s; err != nil {
 					t.Fatal(err)
 				}
@@ -282,20 +299,20 @@ func (f *files) crash(files []string, do func()) {
 
 func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	f := newFiles(t)
-	if _, _, err := f.Rotate(false); err != nil {
+	if _, _, err := f.Rotate(mcscert.Force{}); err != nil {
 		t.Fatal(err)
 	}
 	f.now = f.now.Add(mcscert.Publish)
 	// After the serving certificate's key, before the certificate.
 	oldCrt := f.read("tls/tls.crt")
-	if _, _, err := f.Rotate(false); err != nil {
+	if _, _, err := f.Rotate(mcscert.Force{}); err != nil {
 		t.Fatal(err)
 	}
 	newCrt := f.read("tls/tls.crt")
 	bundle := f.read("tls/ca.crt")
 	for name, complete := range map[string]func() (mcscert.Step, error){
-		"by hand":     func() (mcscert.Step, error) { step, _, err := f.Rotate(false); return step, err },
-		"immediately": func() (mcscert.Step, error) { step, _, err := f.Rotate(true); return step, err },
+		"by hand":     func() (mcscert.Step, error) { step, _, err := f.Rotate(mcscert.Force{}); return step, err },
+		"immediately": func() (mcscert.Step, error) { step, _, err := f.Rotate(mcscert.Force{Serving: true}); return step, err },
 		"by the calendar": func() (mcscert.Step, error) {
 			steps, _, err := f.Due()
 			return slices.Concat(steps, []mcscert.Step{"none"})[0], err
@@ -358,7 +375,7 @@ func TestFolderIsLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := f.read("tls/ca.crt")
-	_, _, byHand := f.Rotate(true)
+	_, _, byHand := f.Rotate(mcscert.Force{Serving: true})
 	_, _, byCalendar := f.Due()
 	_, again := f.Init()
 	for _, err := range []error{byHand, byCalendar, again} {
@@ -370,7 +387,7 @@ func TestFolderIsLocked(t *testing.T) {
 		t.Error("something was written")
 	}
 	unlock()
-	if _, _, err := f.Rotate(false); err != nil {
+	if _, _, err := f.Rotate(mcscert.Force{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -394,7 +411,7 @@ func TestFolderPointerConfigs(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := f.read("pointers/worker.ign")
-		if _, _, err := f.Rotate(true); err != nil {
+		if _, _, err := f.Rotate(mcscert.Force{Serving: true}); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(worker); err != nil || info.Mode() != mode || mode == 0o640 &&
@@ -404,7 +421,7 @@ func TestFolderPointerConfigs(t *testing.T) {
 		if mode == 0o640 {
 			f.now = f.now.Add(mcscert.Publish)
 			var early *mcscert.TooEarly
-			if _, _, err := f.Rotate(false); !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": pointers/two.ign") {
+			if _, _, err := f.Rotate(mcscert.Force{}); !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": pointers/two.ign") {
 				t.Errorf("second step: %v", err)
 			}
 		}
@@ -454,7 +471,7 @@ func TestDue_ReplacesALostServingKey(t *testing.T) {
 				return step, err
 			},
 			"rotate": func(f *files) (mcscert.Step, error) {
-				step, _, err := f.Rotate(false)
+				step, _, err := f.Rotate(mcscert.Force{})
 				return step, err
 			},
 		} {
@@ -507,7 +524,7 @@ func TestFolderThatIsBroken(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		before := fmt.Sprint(f.read("tls/ca.crt"), f.read("tls/tls.crt"))
-		if _, _, err := f.Rotate(true); err == nil {
+		if _, _, err := f.Rotate(mcscert.Force{Serving: true}); err == nil {
 			t.Errorf("%s: rotated all the same", name)
 		}
 		if fmt.Sprint(f.read("tls/ca.crt"), f.read("tls/tls.crt")) != before {

@@ -20,7 +20,7 @@ import (
 // keeper keeps the certificates of a folder or of a cluster.
 type keeper interface {
 	Inspect(context.Context) (mcscert.Status, error)
-	Rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error)
+	Rotate(ctx context.Context, force mcscert.Force) (mcscert.Step, mcscert.Status, error)
 	init(ctx context.Context, force bool) (made string, s mcscert.Status, err error)
 	due() ([]mcscert.Step, mcscert.Status, error)
 	// after states what is left for a person to do after a step.
@@ -87,8 +87,8 @@ func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error
 	return "kept tls/", s, err
 }
 
-func (k folderKeeper) Rotate(_ context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
-	return k.f.Rotate(now)
+func (k folderKeeper) Rotate(_ context.Context, force mcscert.Force) (mcscert.Step, mcscert.Status, error) {
+	return k.f.Rotate(force)
 }
 
 func (k folderKeeper) due() ([]mcscert.Step, mcscert.Status, error) { return k.f.Due() }

@@ -14,7 +14,8 @@ import (
 )
 
 func rotateCommand(e *env.Env) *cobra.Command {
-	var now, due bool
+	var force mcscert.Force
+	var due bool
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Take the next step of a rotation: a new CA, or a serving certificate signed by it",
@@ -27,7 +28,10 @@ stays in the bundle until it expires.
 --due takes only the steps that are due, for use in a timer. --now takes the second
 step immediately. A machine then fails permanently if its pointer config is older than
 the first step. So does a machine whose clock is behind by more than the age of the
-new CA, because it considers the certificate not yet valid.`,
+new CA, because it considers the certificate not yet valid.
+
+--new-ca takes the first step, also between the two steps. It is for a stolen key of
+the newest CA, which must not sign in the second step.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			defer env.UntilSignal(cmd)() // a step becomes complete
@@ -46,7 +50,7 @@ new CA, because it considers the certificate not yet valid.`,
 				}
 				return hintKey(err)
 			}
-			step, s, err := k.Rotate(cmd.Context(), now)
+			step, s, err := k.Rotate(cmd.Context(), force)
 			var early *mcscert.TooEarly
 			switch {
 			case errors.As(err, &early):
@@ -61,9 +65,10 @@ new CA, because it considers the certificate not yet valid.`,
 			return printCerts(cmd.OutOrStdout(), s)
 		},
 	}
-	cmd.Flags().BoolVar(&now, "now", false, "take the second step immediately; machines without the new CA fail")
+	cmd.Flags().BoolVar(&force.Serving, "now", false, "take the second step immediately; machines without the new CA fail")
+	cmd.Flags().BoolVar(&force.CA, "new-ca", false, "create a new CA, also if the newest one has not signed yet")
 	cmd.Flags().BoolVar(&due, "due", false, "take only the steps that are due")
-	cmd.MarkFlagsMutuallyExclusive("now", "due")
+	cmd.MarkFlagsMutuallyExclusive("now", "due", "new-ca")
 	e.Where(cmd)
 	return cmd
 }

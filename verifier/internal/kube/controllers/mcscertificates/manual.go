@@ -42,7 +42,7 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 }
 
 // Rotate performs the next step of a rotation; see [mcscert.Status.Next].
-func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
+func (r *Reconciler) Rotate(ctx context.Context, force mcscert.Force) (mcscert.Step, mcscert.Status, error) {
 	o, s, err := r.owner(ctx)
 	switch {
 	case err != nil:
@@ -56,7 +56,7 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 	if s, err = r.retryConflicts(ctx, false); err != nil {
 		return "", s, err
 	}
-	step, err := s.Next(r.o.Now(), now)
+	step, err := s.Next(r.o.Now(), force)
 	if err != nil {
 		return "", s, err
 	}

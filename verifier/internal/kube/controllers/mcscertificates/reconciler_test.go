@@ -543,7 +543,7 @@ func TestOtherHostNames(t *testing.T) {
 		}
 		// With a new CA it waits until machines can know it, and says so.
 		time.Sleep(7 * year)
-		if _, _, err := r.c.Rotate(t.Context(), false); err != nil {
+		if _, _, err := r.c.Rotate(t.Context(), mcscert.Force{}); err != nil {
 			t.Fatal(err)
 		}
 		before := r.sync()
@@ -698,7 +698,7 @@ func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
 			if want := len(hosts) == 1; (len(r.c.Findings()) == 1) != want {
 				t.Errorf("findings %v", r.c.Findings())
 			}
-			if step, s, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
+			if step, s, err := r.c.Rotate(t.Context(), mcscert.Force{}); err != nil || step != mcscert.StepServing ||
 				len(mcscert.Missing(s.Leaf, r.o.Hostnames)) > 0 {
 				t.Errorf("%s, %v", step, err)
 			}
@@ -951,7 +951,7 @@ func TestManagedPointerConfigsDelayTheSwitch(t *testing.T) {
 		finding("before 4.19")
 		time.Sleep(mcscert.Publish)
 		var early *mcscert.TooEarly
-		if _, _, err := r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !strings.Contains(err.Error(), name) {
+		if _, _, err := r.c.Rotate(t.Context(), mcscert.Force{}); !errors.As(err, &early) || !strings.Contains(err.Error(), name) {
 			t.Errorf("certs rotate: %v", err)
 		}
 		for range 12 * 7 {
@@ -1001,7 +1001,7 @@ func TestPointerConfigsOfOthersDelayTheSwitch(t *testing.T) {
 		first := r.sync()
 		time.Sleep(mcscert.Publish)
 		var early *mcscert.TooEarly
-		_, _, err := r.c.Rotate(t.Context(), false)
+		_, _, err := r.c.Rotate(t.Context(), mcscert.Force{})
 		if !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": "+machines+"/infra-user-data") {
 			t.Errorf("certs rotate: %v", err)
 		}
@@ -1036,7 +1036,7 @@ func TestPointerConfigsOfOthersThatHaveTheBundle(t *testing.T) {
 		next.Labels = gitops.Labels
 		r.update(next)
 		time.Sleep(mcscert.Publish)
-		if step, _, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
+		if step, _, err := r.c.Rotate(t.Context(), mcscert.Force{}); err != nil || step != mcscert.StepServing ||
 			len(r.c.Findings()) > 0 {
 			t.Errorf("%s, %v, findings %v", step, err, r.c.Findings())
 		}
@@ -1259,7 +1259,7 @@ func TestExpiryEndsWithTheManager(t *testing.T) {
 func TestRotateStepByStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
-		if _, _, err := r.c.Rotate(t.Context(), false); err == nil || !strings.Contains(err.Error(), "certs init") {
+		if _, _, err := r.c.Rotate(t.Context(), mcscert.Force{}); err == nil || !strings.Contains(err.Error(), "certs init") {
 			t.Errorf("without a CA: %v", err)
 		}
 		first, err := r.c.Init(t.Context(), false)
@@ -1268,18 +1268,18 @@ func TestRotateStepByStep(t *testing.T) {
 		}
 		roots := r.pointerRoots("worker-user-data")
 		r.start()
-		step, s, err := r.c.Rotate(t.Context(), false)
+		step, s, err := r.c.Rotate(t.Context(), mcscert.Force{})
 		if err != nil || step != mcscert.StepCA || s.CA.Equal(first.CA) || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 {
 			t.Fatalf("first step: %s, %v", step, err)
 		}
 		both := r.pointerRoots("worker-user-data")
 		r.start()
 		var early *mcscert.TooEarly
-		if _, s, err = r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !s.Leaf.Equal(first.Leaf) {
+		if _, s, err = r.c.Rotate(t.Context(), mcscert.Force{}); !errors.As(err, &early) || !s.Leaf.Equal(first.Leaf) {
 			t.Fatalf("immediate second step: %v", err)
 		}
 		time.Sleep(mcscert.Publish)
-		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
+		if step, s, err = r.c.Rotate(t.Context(), mcscert.Force{}); err != nil || step != mcscert.StepServing ||
 			s.Leaf.Equal(first.Leaf) {
 			t.Fatalf("second step: %s, %v", step, err)
 		}
@@ -1290,11 +1290,54 @@ func TestRotateStepByStep(t *testing.T) {
 			t.Errorf("the pointer config of between the steps: %v", err)
 		}
 		r.start()
-		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != mcscert.StepCA {
+		if step, _, err := r.c.Rotate(t.Context(), mcscert.Force{Serving: true}); err != nil || step != mcscert.StepCA {
 			t.Errorf("the next rotation: %s, %v", step, err)
 		}
-		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != mcscert.StepServing {
+		if step, _, err := r.c.Rotate(t.Context(), mcscert.Force{Serving: true}); err != nil || step != mcscert.StepServing {
 			t.Errorf("and immediately: %s, %v", step, err)
+		}
+	})
+}
+
+// The runbook of a stolen CA key (docs/certificates.md), while that CA has not signed yet.
+func TestAttack_StolenKeyOfTheCAThatSignsNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := installerCA(t, "root-ca", time.Now().Add(-year))
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(old),
+			userData(t, "worker-user-data", old.pem))
+		stolen, err := r.c.Init(t.Context(), false)
+		if err != nil || stolen.Leaf.CheckSignatureFrom(stolen.CA) == nil {
+			t.Fatalf("the installer's CA does not serve: %v", err)
+		}
+		step, s, err := r.c.Rotate(t.Context(), mcscert.Force{CA: true})
+		if err != nil || step != mcscert.StepCA || s.CA.Equal(stolen.CA) || !s.Leaf.Equal(stolen.Leaf) {
+			t.Fatalf("step 1: %s, %v", step, err)
+		}
+		if step, s, err = r.c.Rotate(t.Context(), mcscert.Force{Serving: true}); err != nil ||
+			step != mcscert.StepServing || s.Leaf.CheckSignatureFrom(stolen.CA) == nil {
+			t.Fatalf("step 2: %s, %v", step, err)
+		}
+		trusts := func() bool {
+			_, err := stolen.CA.Verify(x509.VerifyOptions{Roots: r.pointerRoots("worker-user-data"), CurrentTime: time.Now()})
+			return err == nil
+		}
+		if !trusts() {
+			t.Error("the pointer config does not trust the CA before step 3")
+		}
+		bundle := &corev1.ConfigMap{}
+		if err := r.client.Get(t.Context(), r.c.ca, bundle); err != nil {
+			t.Fatal(err)
+		}
+		bundle.Data["ca-bundle.crt"] = string(mcscert.Encode(s.CA)) // step 3
+		r.update(bundle)
+		if s = r.sync(); len(s.Bundle) != 1 || !s.Bundle[0].Equal(s.CA) {
+			t.Errorf("%d in the bundle", len(s.Bundle))
+		}
+		if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
+			t.Error(err)
+		}
+		if trusts() {
+			t.Error("the pointer config trusts the stolen key")
 		}
 	})
 }
@@ -1319,7 +1362,7 @@ func TestSignerKeyIsConfigurable(t *testing.T) {
 		}
 		both := r.pointerRoots("worker-user-data")
 		time.Sleep(mcscert.Publish)
-		step, s, err := r.c.Rotate(t.Context(), false)
+		step, s, err := r.c.Rotate(t.Context(), mcscert.Force{})
 		if err != nil || step != mcscert.StepServing || s.Leaf.CheckSignatureFrom(s.CA) != nil {
 			t.Fatalf("%s, %v", step, err)
 		}

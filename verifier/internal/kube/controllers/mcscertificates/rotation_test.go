@@ -338,7 +338,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	rotate := func(want mcscert.Step, now bool) {
 		t.Helper()
 		s.settle()
-		step, _, err := person.Rotate(t.Context(), now)
+		step, _, err := person.Rotate(t.Context(), mcscert.Force{Serving: now})
 		if err != nil || step != want {
 			t.Fatalf("%s, %v; want %s", step, err, want)
 		}
@@ -350,7 +350,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 		})
 	}
 	var early *mcscert.TooEarly
-	if _, _, err := person.Rotate(t.Context(), false); !errors.As(err, &early) {
+	if _, _, err := person.Rotate(t.Context(), mcscert.Force{}); !errors.As(err, &early) {
 		t.Errorf("what is served by the new CA, a moment after it was made: %v", err)
 	}
 	rotate(mcscert.StepServing, true)
@@ -379,7 +379,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	before := s.roots("worker-user-data")
 	for step := mcscert.StepCA; ; {
 		var err error
-		if step, _, err = person.Rotate(t.Context(), true); err != nil {
+		if step, _, err = person.Rotate(t.Context(), mcscert.Force{Serving: true}); err != nil {
 			t.Fatal(err)
 		}
 		if step == mcscert.StepServing {
