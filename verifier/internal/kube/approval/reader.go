@@ -18,6 +18,7 @@ package approval
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"time"
@@ -27,6 +28,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -215,12 +217,11 @@ func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1
 	}
 	for _, name := range req.Newer(own, maxNewer) {
 		var csr certificatesv1.CertificateSigningRequest
-		ok, err := r.get(ctx, "", name, &csr)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
+		switch err := r.Get(ctx, client.ObjectKey{Name: name}, &csr); { // which may have any name
+		case err == nil:
 			newer = append(newer, approver.FromCSR(&csr))
+		case !kerrors.IsNotFound(err):
+			return nil, fmt.Errorf("read CertificateSigningRequest %s: %w", name, err)
 		}
 	}
 	return newer, nil

@@ -7,13 +7,16 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
 func parsed(t *testing.T, s string) any {
@@ -84,6 +87,22 @@ func TestUnreadableRecord_AffectsOnlyItsMachine(t *testing.T) {
 	}
 }
 
+// A denial replaces a former one in the middle of a full history.
+func TestNewEntriesOfAFullHistory(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	m := &machine.Machine{Namespace: "ns", Name: "w-0", UID: "uid1"}
+	rec := record.New(m)
+	rec.Status.History = []v1alpha1.HistoryEntry{{Time: metav1.NewTime(now), Event: "Attested"}}
+	for range v1alpha1.MaxHistory + 5 {
+		now = now.Add(time.Hour)
+		next := record.Denied(rec, m, reason.From(reason.Deny(reason.BindingMismatch, "another boot")), "", now)
+		if got := added(rec.Status.History, next.Status.History); len(got) != 1 || got[0].Event != "Denied" {
+			t.Fatalf("new after %d entries: %+v", len(rec.Status.History), got)
+		}
+		rec = next
+	}
+}
+
 func TestNewEntriesOfAHistory(t *testing.T) {
 	entries := func(s string) (all []v1alpha1.HistoryEntry) {
 		for _, e := range s {
@@ -93,7 +112,7 @@ func TestNewEntriesOfAHistory(t *testing.T) {
 	}
 	for _, c := range []struct{ before, after, want string }{
 		{"", "", ""}, {"", "a", "a"}, {"a", "a", ""}, {"a", "aa", "a"}, {"ab", "abc", "c"}, {"abc", "bcd", "d"},
-		{"abc", "cde", "de"}, {"abc", "xyz", "xyz"}, {"abc", "c", ""},
+		{"abc", "cde", "de"}, {"abc", "xyz", "xyz"}, {"abc", "c", ""}, {"aDbc", "abcE", "E"}, {"aDDb", "aDbE", "E"},
 	} {
 		var got strings.Builder
 		for _, h := range added(entries(c.before), entries(c.after)) {

@@ -64,13 +64,11 @@ func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.Mach
 	}
 }
 
-// added returns the new entries at the end of a history. The oldest entries may have been removed from
-// its beginning.
+// added returns the new entries at the end of a history. Any of the former entries may have been removed.
 func added(before, after []v1alpha1.HistoryEntry) []v1alpha1.HistoryEntry {
-	for n := range after {
-		kept := len(after) - n
-		if kept <= len(before) && reflect.DeepEqual(before[len(before)-kept:], after[:kept]) {
-			return after[kept:]
+	for _, h := range before {
+		if len(after) > 0 && reflect.DeepEqual(h, after[0]) {
+			after = after[1:]
 		}
 	}
 	return after

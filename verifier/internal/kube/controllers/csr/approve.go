@@ -48,7 +48,7 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 			}
 			// A stolen front may have written the certificate, so this is noted even if it is recorded.
 			if err == nil && len(d.Superseded) > 0 {
-				next = record.Superseded(cmp.Or(next, rec), d.Superseded, now)
+				next = cmp.Or(record.Superseded(cmp.Or(next, rec), d.Superseded, now), next)
 			}
 			return next, err
 		}

@@ -122,6 +122,23 @@ func asks(name, credential string, request []byte) *certificatesv1.CertificateSi
 	}
 }
 
+// A kubelet that does not rotate names its request node-csr-, followed by base64 (kubelet, certificate/bootstrap).
+func TestNewerRequest_MayHaveAnyName(t *testing.T) {
+	newer := asks("node-csr-AbC_1", "JTI=2", nil)
+	r := overAPI(t, new(late), slog.New(slog.DiscardHandler), newer)
+	reader := approval.NewReader(approval.Options{Client: r.client.(trimmed).Client, Config: r.o.Config, Rules: r.rules,
+		Machines: r.o.Machines, Records: r.o.Records, Namespaces: []string{"ns"},
+		Waiting: func(context.Context, string) ([]*certificatesv1.CertificateSigningRequest, error) {
+			return []*certificatesv1.CertificateSigningRequest{newer, asks("node-csr-DeF_2", "JTI=2", nil)}, nil
+		}})
+	first := asks("csr-1", "JTI=1", nil)
+	first.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Minute))
+	all, err := reader.Newer(t.Context(), approver.FromCSR(first), nil)
+	if err != nil || len(all) != 1 || all[0].Name != newer.Name {
+		t.Errorf("%d newer requests, %v; want only the existing one", len(all), err)
+	}
+}
+
 // Two requests of one machine are not decided at the same time, even if both came before
 // the inventory had the machine's record.
 func TestDecisionWithoutTheMachinesLock_IsRepeated(t *testing.T) {
