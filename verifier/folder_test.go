@@ -3,12 +3,14 @@
 package main
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 )
 
@@ -21,7 +23,7 @@ func TestUnmountedFolder_DeletesNoRecord(t *testing.T) {
 	}
 	v.refresh()
 	v.advance(9 * time.Minute)
-	v.standalone().Keeper.Sweep(t.Context())
+	v.standalone().Keeper.Sync(t.Context())
 	if err := os.Rename(dir+".away", dir); err != nil {
 		t.Fatal(err)
 	}
@@ -34,10 +36,41 @@ func TestUnmountedFolder_DeletesNoRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.advance(11 * time.Minute)
-	v.standalone().Keeper.Sweep(t.Context())
+	v.standalone().Keeper.Sync(t.Context())
 	v.enroll("m1", "worker", [32]byte{0xab, 0xcd})
 	if rec := v.machine("m1").Record; rec != nil {
 		t.Errorf("the record of a deleted machine stays: %+v", rec)
+	}
+}
+
+// A database that cannot be written for a moment delays a join and a quarantine, and loses neither.
+func TestFolder_WhatCouldNotBeRecordedIsRecordedLater(t *testing.T) {
+	v := newVerifier(t)
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	created := time.Now().UTC().Format(time.RFC3339)
+	machine := func(extra string) string {
+		return "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata:\n  name: w0\n  namespace: capi\n  uid: u0\n" +
+			"  creationTimestamp: " + created + "\nspec: {clusterName: c}\n" + extra
+	}
+	const ref = "  machineRef: {namespace: capi, name: w0}\n"
+	v.change("machines/w0.yaml", machine(""))
+	v.change("attestations/w0.yaml", enrolment("w0", ref, n.id.EKSPKI))
+	if _, err := n.attest(); err != nil {
+		t.Fatal("honest:", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	k := v.standalone().Keeper
+	v.write("machines/w0.yaml", machine("status: {nodeRef: {name: w0}}\n"))
+	v.write("attestations/w0.yaml", enrolment("w0", ref+"  quarantined: true\n", n.id.EKSPKI))
+	s, _ := v.standalone().Files.Refresh()
+	k.Apply(ended, s)
+	if rec := v.machine("capi/w0").Record; rec.Phase == v1alpha1.PhaseJoined || rec.Quarantined {
+		t.Fatalf("it was recorded: %+v", rec)
+	}
+	k.Sync(t.Context())
+	if rec := v.machine("capi/w0").Record; rec.Phase != v1alpha1.PhaseJoined || !rec.Quarantined {
+		t.Errorf("it was not recorded: %s, quarantined %t", rec.Phase, rec.Quarantined)
 	}
 }
 

@@ -248,7 +248,7 @@ func (b *Backend) watch(ctx context.Context) {
 	})
 	wg.Go(func() {
 		reload.Every(ctx, time.Minute, func() {
-			b.Keeper.Sweep(ctx)
+			b.Keeper.Sync(ctx)
 			b.reportProblems()
 			if err := b.records.Remember(); err != nil {
 				b.parts.Log.Error("the newest transaction of the records was not stored", "error", err)

@@ -66,9 +66,27 @@ func (k *Keeper) Apply(ctx context.Context, s *folder.Snapshot) {
 	for _, path := range s.Incomplete {
 		k.log.Error("a file is broken since the start: nothing in it is in force, not even a quarantine", "file", path)
 	}
-	k.Sweep(ctx)
-	k.quarantine(ctx, s)
-	k.join(ctx, s)
+	k.Sync(ctx)
+}
+
+// Sync updates the records by the current snapshot. It must be called now and then, because a record may need an
+// update only because time passed, or because the database could not be written before.
+func (k *Keeper) Sync(ctx context.Context) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.Snapshot() // with the lock held, so that an older one does not lift a newer one's quarantine
+	records, err := k.records.Records(ctx)
+	if err != nil {
+		k.log.Error("the records were not updated", "error", err)
+		return
+	}
+	k.sweep(ctx, s, records)
+	byUID := map[string]*v1alpha1.MachineAttestation{}
+	for _, r := range records {
+		byUID[r.Status.MachineUID] = r
+	}
+	k.quarantine(ctx, s, byUID)
+	k.join(ctx, s, byUID)
 }
 
 // deleteAfter is the time for which a Machine must be missing before its record is deleted. A short
@@ -76,19 +94,12 @@ func (k *Keeper) Apply(ctx context.Context, s *folder.Snapshot) {
 // identities.
 const deleteAfter = 10 * time.Minute
 
-// Sweep deletes the records of Machines that have been missing for long enough. If any file cannot be
+// sweep deletes the records of Machines that have been missing for long enough. If any file cannot be
 // read, it deletes nothing.
-func (k *Keeper) Sweep(ctx context.Context) {
-	s, now := k.Snapshot(), k.now()
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (k *Keeper) sweep(ctx context.Context, s *folder.Snapshot, records []*v1alpha1.MachineAttestation) {
+	now := k.now()
 	if !complete(s) {
 		clear(k.missing)
-		return
-	}
-	records, err := k.records.Records(ctx)
-	if err != nil {
-		k.log.Error("records of deleted Machines were not deleted", "error", err)
 		return
 	}
 	due := map[string]bool{}
@@ -135,20 +146,11 @@ func complete(s *folder.Snapshot) bool { return len(s.Incomplete) == 0 && !s.Fai
 
 // quarantine latches the quarantines of the folder. A quarantine is lifted only if the whole folder can
 // be read.
-func (k *Keeper) quarantine(ctx context.Context, s *folder.Snapshot) {
-	records, err := k.records.Records(ctx)
-	if err != nil {
-		k.log.Error("quarantines were not recorded", "error", err)
-		return
-	}
-	latched := map[string]bool{}
-	for _, r := range records {
-		latched[r.Status.MachineUID] = r.Status.Quarantined
-	}
+func (k *Keeper) quarantine(ctx context.Context, s *folder.Snapshot, records map[string]*v1alpha1.MachineAttestation) {
 	now := k.now()
 	for _, m := range s.Machines.Machines() {
-		want := m.Quarantined()
-		if want == latched[m.UID] || !want && !complete(s) {
+		want, rec := m.Quarantined(), records[m.UID]
+		if want == (rec != nil && rec.Status.Quarantined) || !want && !complete(s) {
 			continue
 		}
 		err := k.records.Update(ctx, m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
@@ -161,10 +163,10 @@ func (k *Keeper) quarantine(ctx context.Context, s *folder.Snapshot) {
 }
 
 // join latches the records of Machines that have become Nodes.
-func (k *Keeper) join(ctx context.Context, s *folder.Snapshot) {
+func (k *Keeper) join(ctx context.Context, s *folder.Snapshot, records map[string]*v1alpha1.MachineAttestation) {
 	now := k.now()
 	for _, m := range s.Machines.Machines() {
-		if !m.Joined() || m.Granted(now) {
+		if !m.Joined() || m.Granted(now) || record.Joined(records[m.UID], m.NodeRef, now) == nil {
 			continue
 		}
 		err := k.records.Update(ctx, m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
