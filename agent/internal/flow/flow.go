@@ -185,6 +185,8 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	// A machine may wait for days, so refused, broken and silent count only failures in a row.
 	enforced := false // a verifier answered, and the pool's mode is Enforce
 	var known mode    // the last mode that a verifier stated
+	var held *Grant   // the last grant, while the gate has not rejected its token
+	granted := false  // a verifier attested this machine
 	f.Dialer.Proxy = t.Proxy
 	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
@@ -198,14 +200,15 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			known = mode
 		}
 		if err == nil {
-			err = f.preflight(ctx, t, g)
+			granted, held = true, g
+			err = f.preflight(ctx, t, g, f.Stale)
 			if err == nil {
 				return g, nil
 			}
 		}
 		if _, ok := errors.AsType[*gateRefusal](err); !ok {
 			refused = 0
-		} else if refused++; refused >= refusals {
+		} else if held, refused = nil, refused+1; refused >= refusals {
 			return nil, fmt.Errorf("the gate rejected %d new tokens: %w", refused, err)
 		}
 		if _, ok := errors.AsType[*tpmError](err); ok {
@@ -241,7 +244,10 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
-			if mode.audit || mode.open && !isFault(err) {
+			if held != nil {
+				return f.resume(ctx, t, held, err)
+			}
+			if mode.audit || mode.open && !granted && !isFault(err) {
 				return nil, mode.unchanged(err)
 			}
 			return nil, err

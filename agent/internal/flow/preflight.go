@@ -25,16 +25,14 @@ type gateAnswer struct{ text string }
 
 func (g *gateAnswer) Error() string { return g.text }
 
-// errStale reports that half of the token's lifetime has passed, so a new token is needed.
+// errStale reports that a token became too old before the gate checked it.
 type errStale struct{ last error }
 
-func (e errStale) Error() string {
-	return fmt.Sprintf("%v; half of the token's lifetime has passed", e.last)
-}
+func (e errStale) Error() string { return fmt.Sprintf("%v; the token is too old", e.last) }
 
 // preflight asks the gate with HEAD until it accepts the token. HEAD does not count as a use of the
-// token.
-func (f *Flow) preflight(ctx context.Context, t Target, g *Grant) error {
+// token. over reports when it no longer waits for an answer; the error is then errStale.
+func (f *Flow) preflight(ctx context.Context, t Target, g *Grant, over func(*Grant) bool) error {
 	httpClient := f.Dialer.HTTPClient()
 	// A redirect would send the token to another server.
 	httpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -44,7 +42,7 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *Grant) error {
 		if err == nil || !again {
 			return err
 		}
-		if f.Stale(g) {
+		if over(g) {
 			return errStale{err}
 		}
 		f.waiting(err, pause)
@@ -52,6 +50,17 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *Grant) error {
 			return err
 		}
 	}
+}
+
+// resume uses a token until it expires, after a verifier denied another one: evidence that is not bound to a challenge
+// is accepted only once. A denial does not replace the token.
+func (f *Flow) resume(ctx context.Context, t Target, g *Grant, denial error) (*Grant, error) {
+	f.Console.Step("%v; the earlier token is used until it expires", denial)
+	expired := func(g *Grant) bool { return g.lifetime > 0 && f.now()-g.since >= g.lifetime }
+	if err := f.preflight(ctx, t, g, expired); err != nil {
+		return nil, fmt.Errorf("%w; with the earlier token: %w", denial, err)
+	}
+	return g, nil
 }
 
 // head sends one request. It returns again if a later request may have another result.

@@ -71,6 +71,44 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
+// A verifier denies the same evidence a second time if it is not bound to the challenge (package record). The gate may be
+// unavailable for longer than half of the lifetime of the only token that such a machine gets.
+func TestPreflight_TokenThatCannotBeReplacedIsUsedUntilItExpires(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		codes  []int
+		change func(*mcsattestv1.ChallengeResponse)
+		err    string
+	}{
+		{"503 for longer than half of the lifetime", repeat(503, 30), nil, ""},
+		{"the same with a pre-approved config", repeat(503, 30), preApproved, ""},
+		{"503 for longer than the lifetime", repeat(503, 100), preApproved, "the gate answered HTTP status 503"},
+		{"a rejected token, with a pre-approved config", []int{401}, preApproved, "denied"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			attests := 0
+			v := started(t, &verifiertest.Verifier{
+				GateFunc: gate(c.codes...), Change: c.change,
+				AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+					if attests++; attests > 1 {
+						return nil, verifiertest.Denial(classEvidence, false)
+					}
+					return nil, nil
+				},
+			})
+			g, err := m.run(v)
+			var unchanged *flow.Unchanged
+			if c.err == "" && (err != nil || g == nil) || c.err != "" && !hasText(c.err)(err) || errors.As(err, &unchanged) {
+				t.Errorf("error %v", err)
+			}
+			if attests != 2 {
+				t.Errorf("%d attestations", attests)
+			}
+		})
+	}
+}
+
 // The gate never redirects. If a server does, the agent does not send it the token.
 func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 	reached := false

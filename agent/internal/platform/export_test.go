@@ -3,6 +3,7 @@
 package platform
 
 import (
+	"context"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
@@ -13,4 +14,9 @@ func SetPatience(t *testing.T, p metadata.Patience) {
 	before := patience
 	patience = p
 	t.Cleanup(func() { patience = before })
+}
+
+// QEMU returns the provider of an architecture.
+func QEMU(architecture string) func(context.Context, Machine) (UserData, error) {
+	return qemuOf(architecture)
 }

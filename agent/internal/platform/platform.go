@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
@@ -82,7 +83,7 @@ var providers = map[string]provider{
 	"nutanix":    drives(openstackDrive),
 	"openstack":  openstack,
 	"powervs":    drives(openstackDrive),
-	"qemu":       qemu,
+	"qemu":       qemuOf(runtime.GOARCH),
 	"vmware":     vmware,
 }
 

@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
 // root has the files of a machine; write creates them.
@@ -166,4 +169,34 @@ func FuzzCmdline(f *testing.F) {
 			t.Errorf("%q still names a config", line)
 		}
 	})
+}
+
+// Where QEMU has no fw_cfg, Ignition reads a disk.
+func TestQEMUDisk(t *testing.T) {
+	for name, c := range map[string]struct{ disk, want string }{
+		"a config":  {"{}" + strings.Repeat("\x00", 510), "{}"},
+		"empty":     {strings.Repeat("\x00", 512), ""},
+		"too large": {strings.Repeat("x", pointer.MaxSize+1), "error"},
+		"none yet":  {"", "error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoot(t, "")
+			r.p.Disks = filepath.Join(t.TempDir(), "disk/by-label")
+			r.fwCfg("not this one")
+			if c.disk != "" {
+				r.write(filepath.Join(r.p.Disks, "../by-id/virtio-ignition"), c.disk)
+			}
+			m := platform.Machine{Paths: r.p, ID: "qemu", Wait: time.Millisecond}
+			for _, architecture := range []string{"s390x", "ppc64le"} {
+				got, err := platform.QEMU(architecture)(t.Context(), m)
+				if string(got.Raw) != c.want && c.want != "error" || (err != nil) != (c.want == "error") ||
+					errors.Is(err, platform.ErrNone) {
+					t.Errorf("%s: %.20q, %v", architecture, got.Raw, err)
+				}
+			}
+			if got, err := platform.QEMU("amd64")(t.Context(), m); string(got.Raw) != "not this one" || err != nil {
+				t.Errorf("amd64: %.20q, %v", got.Raw, err)
+			}
+		})
+	}
 }

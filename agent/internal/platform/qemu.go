@@ -3,6 +3,7 @@
 package platform
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,46 @@ func qemu(ctx context.Context, m Machine) (UserData, error) {
 		return UserData{}, fmt.Errorf("qemu fw_cfg: %w", err)
 	}
 	return UserData{raw, "qemu fw_cfg"}, nil
+}
+
+// qemuOf returns the provider of an architecture. Those without fw_cfg have a disk (Ignition, qemu_blockdev.go).
+func qemuOf(architecture string) provider {
+	if architecture == "s390x" || architecture == "ppc64le" {
+		return qemuDisk
+	}
+	return qemu
+}
+
+// qemuDisk reads the whole virtio disk with the serial number "ignition". NUL bytes follow the config.
+func qemuDisk(ctx context.Context, m Machine) (UserData, error) {
+	device := filepath.Join(filepath.Dir(m.Paths.Disks), "by-id", "virtio-ignition")
+	missing := fmt.Errorf("there is no disk %s", device)
+	ctx, cancel := withWait(ctx, m.Wait)
+	defer cancel()
+	for {
+		f, err := os.Open(device)
+		if err == nil {
+			defer func() { _ = f.Close() }()
+			raw, err := io.ReadAll(io.LimitReader(f, pointer.MaxSize+1))
+			raw = bytes.TrimRight(raw, "\x00")
+			if err == nil && len(raw) > pointer.MaxSize {
+				err = fmt.Errorf("it has more than %d bytes", pointer.MaxSize)
+			}
+			if err != nil {
+				return UserData{}, fmt.Errorf("qemu disk: %w", err)
+			}
+			return UserData{raw, "qemu disk"}, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return UserData{}, fmt.Errorf("qemu disk: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return UserData{}, missing
+		case <-time.After(pollInterval):
+			m.waiting(missing)
+		}
+	}
 }
 
 // readFwCfg reads the blob with one call. Each read skips to its offset byte by byte, so the time
