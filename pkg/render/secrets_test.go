@@ -200,11 +200,13 @@ func TestAttack_T55_APreApprovedConfigHasNoSecret(t *testing.T) {
 		{"in a unit", unit, "the unit probe.service"},
 		{"in a drop-in", dropin, "the drop-in probe.service/x.conf"},
 	} {
-		for _, tc := range secrets {
+		for i, tc := range secrets {
 			t.Run(wrap.name+"/"+tc.name, func(t *testing.T) {
 				in := cluster(t, needed("50-probe", wrap.spec(tc.text)))
-				if _, err := render.Full("worker", in); err != nil {
-					t.Fatal("who attested may have it:", err)
+				if i == 0 { // Full does not look for secrets
+					if _, err := render.Full("worker", in); err != nil {
+						t.Fatal("who attested may have it:", err)
+					}
 				}
 				_, err := render.PreApproved("worker", in, render.Options{Allow: []string{"/etc/other"}})
 				contains(t, refusal(t, err), "MachineConfig 50-probe", wrap.where)
