@@ -170,7 +170,7 @@ func TestDue_PointerConfigsGetTheNewCAAlsoIfAWriteFails(t *testing.T) {
 	}
 }
 
-func TestAttack_StolenKeyOfTheCAThatSignsNextInAFolder(t *testing.T) {
+func TestFolderRotate_StolenKeyOfTheCAThatSignsNext(t *testing.T) {
 	f := newFiles(t)
 	_, stolen, err := f.Rotate(mcscert.Force{})
 	if err != nil {

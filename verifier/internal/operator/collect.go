@@ -4,6 +4,7 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -73,7 +74,9 @@ func (f *Folder) Known(context.Context) ([]secret.Bytes, []error) {
 // Machines, enrollments, records, metrics. Keys and configs are named, not read.
 func (f *Folder) Collect(ctx context.Context, _ time.Duration, to Collector) error {
 	c := &collector{to: to}
-	c.file("config/mcs-attest.yaml", func() ([]byte, error) { return os.ReadFile(f.Config.Path("mcs-attest.yaml")) })
+	c.file("config/mcs-attest.yaml", func() ([]byte, error) {
+		return os.ReadFile(cmp.Or(f.File, f.Config.Path("mcs-attest.yaml")))
+	})
 	c.json("state.json", func() (any, error) { return f.State(ctx) })
 	own := func(kind string) schema.GroupKind { return v1alpha1.GroupVersion.WithKind(kind).GroupKind() }
 	machines := []schema.GroupKind{{Group: machineAPI.Group, Kind: "Machine"}, {Group: clusterAPI.Group, Kind: "Machine"},

@@ -30,6 +30,16 @@ var (
 	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 
+// public are keys of Secrets whose values are no secrets. As known secrets, a region or a format would be removed from
+// the names of Machines and Nodes.
+var public = []string{
+	"tls.crt", "previous-expires", // a certificate, and a time of the provisioning token
+	"format", "disableTemplating", // of user data
+	"aws_access_key_id", // this and the next are of the cloud credential operator
+	"azure_client_id", "azure_federated_token_file", "azure_region", "azure_resource_prefix", "azure_resourcegroup",
+	"azure_subscription_id", "azure_tenant_id",
+}
+
 // Known reads the Secrets that a node or a verifier could have let slip, for
 // looking for them in a bundle; those that may not be read are in the errors.
 func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
@@ -68,7 +78,7 @@ func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
 			continue
 		}
 		for key, v := range o.Data {
-			if key != "tls.crt" && key != "previous-expires" {
+			if !slices.Contains(public, key) {
 				known = append(known, secret.New(v))
 			}
 		}

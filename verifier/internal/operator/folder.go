@@ -28,6 +28,8 @@ import (
 // Folder is a standalone verifier's folder.
 type Folder struct {
 	Config *config.Config
+	// File is where Config was read. Default: mcs-attest.yaml in the folder.
+	File string
 	// Namespace bounds what State shows; "" is everything.
 	Namespace string
 	Now       func() time.Time
@@ -241,6 +243,9 @@ func (f *Folder) amend(e machine.Enrollment, w Write, change func(spec *yaml.Nod
 		return Written{}, fmt.Errorf("MachineAttestation %s/%s is no longer in a file of the folder", e.Namespace, e.Name)
 	}
 	next, object, err := amendYAML(raw, e.Namespace, e.Name, change)
+	if object != nil {
+		object.Namespace = e.Namespace // the file may not name the default
+	}
 	mode, irregular := regular(path)
 	switch {
 	case err != nil:

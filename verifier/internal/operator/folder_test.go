@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
@@ -63,5 +64,29 @@ func TestFolder_AnUnreadableFileDoesNotBlockOtherMachines(t *testing.T) {
 				t.Errorf("an enrollment of a new name: %v", err)
 			}
 		})
+	}
+}
+
+// A machine of the same name in another namespace keeps its record.
+func TestForgetFormer_OfAFolderReadsTheNamespaceOfTheFile(t *testing.T) {
+	f := folderWith(t, map[string]string{"attestations/worker-1.yaml": enrollmentOf("worker-1")})
+	recorded := func(name string) admin.Machine {
+		r := &v1alpha1.MachineAttestationStatus{}
+		r.Identity.EKSHA256 = strings.Repeat("a", 64)
+		return admin.Machine{Name: name, UID: name, Record: r}
+	}
+	var machines []admin.Machine
+	f.Offline = func(*config.Config, time.Time) (*admin.State, error) { return &admin.State{Machines: machines}, nil }
+	m := &v1alpha1.MachineAttestation{}
+	m.Name, m.Spec.Pool, m.Spec.EKSHA256 = "worker-1", "worker", []string{strings.Repeat("b", 64)}
+	tried, err := f.Enroll(t.Context(), m, Write{Replace: true, DryRun: DryRunServer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for of, want := range map[string]bool{"default/worker-1": true, "another/worker-1": false} {
+		machines = []admin.Machine{recorded(of)}
+		if forgot, err := f.ForgetFormer(t.Context(), tried.Object); err != nil || forgot != want {
+			t.Errorf("%s: %v, %v", of, forgot, err)
+		}
 	}
 }

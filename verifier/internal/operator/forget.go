@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -145,8 +146,8 @@ func (f *Folder) unused(ctx context.Context, uid string) error {
 	return nil
 }
 
-// ForgetFormer deletes the record of the machine that m enrolls, if it is of a TPM that m does not name. The
-// record of a replaced TPM would deny the new one for good.
+// ForgetFormer deletes the record of the machine that m enrolls, if it is of a TPM that m does not name. It reports
+// whether it deleted one. The record of a replaced TPM would deny the new one for good.
 func (f *Folder) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestation) (bool, error) {
 	s, err := f.State(ctx)
 	if err != nil {
@@ -163,7 +164,8 @@ func (f *Folder) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestatio
 		if m, ok := now.Machines.ByUID(have.UID); ok && f.quarantined(ctx, s, have, m) {
 			return false, quarantinedError(have.Name)
 		}
-		return true, f.deleteRecord(ctx, have.UID)
+		err = f.deleteRecord(ctx, have.UID)
+		return err == nil, err
 	}
 	return false, nil
 }
@@ -325,15 +327,13 @@ func (c *Cluster) deleteAttestation(ctx context.Context, a *v1alpha1.MachineAtte
 	return c.failed("delete", attestations, a.Namespace, err)
 }
 
-// ForgetFormer deletes the object that stands in for a Machine, if it is the record of a TPM that m does not
-// name. The record of a Machine is the Machine's: the error says what to do.
+// ForgetFormer replaces the object that stands in for a Machine, if it is the record of a TPM that m does not name. It
+// creates m instead, which [Cluster.Enroll] returned, and reports whether it deleted the former object. The record of a
+// Machine is the Machine's: the error says what to do.
 func (c *Cluster) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestation) (bool, error) {
-	name := m.Name
-	if m.Namespace != "" {
-		name = m.Namespace + "/" + m.Name
-	}
+	name := m.Namespace + "/" + m.Name
 	if ref := m.Spec.MachineRef; ref != nil {
-		name = ref.Namespace + "/" + ref.Name
+		name = cmp.Or(ref.Namespace, m.Namespace) + "/" + ref.Name
 	}
 	g, err := c.find(ctx, name)
 	if err != nil {
@@ -354,8 +354,47 @@ func (c *Cluster) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestati
 	}
 	for _, a := range g.objects {
 		if string(a.UID) == about.UID {
-			return true, c.deleteAttestation(ctx, a, Write{})
+			return c.recreate(ctx, a, m)
 		}
 	}
 	return false, errGone
+}
+
+// recreateTime bounds the deletion of an object and the creation of the next one.
+const recreateTime = time.Minute
+
+// recreate deletes an object, and creates m instead. It reports whether it deleted the object, or may have.
+func (c *Cluster) recreate(ctx context.Context, old, m *v1alpha1.MachineAttestation) (deleted bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	// From here on, an interrupt must not lose the enrollment.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recreateTime)
+	defer cancel()
+	every := wait.Backoff{Steps: 5, Duration: time.Second}
+	// A deletion without an answer may have deleted the object.
+	unanswered := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonUnknown }
+	what := "may have been deleted"
+	err = retry.OnError(every, unanswered, func() error { return c.deleteAttestation(ctx, old, Write{}) })
+	if err != nil && !unanswered(err) {
+		return false, err
+	}
+	next := &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name,
+		Labels: m.Labels, Annotations: m.Annotations, OwnerReferences: m.OwnerReferences}, Spec: m.Spec}
+	if err == nil {
+		what = "was deleted, and creating it again failed"
+		err = retry.OnError(every, func(error) bool { return true }, func() error {
+			_, err := c.Enroll(ctx, next, Write{Replace: true})
+			return err
+		})
+	}
+	if err == nil {
+		return true, nil
+	}
+	err = fmt.Errorf("the enrollment %s/%s %s: %w", m.Namespace, m.Name, what, err)
+	raw, invalid := YAML(next)
+	if invalid != nil {
+		return true, errors.Join(err, invalid)
+	}
+	return true, hint.New(err, "store these lines in a file, and run 'kubectl apply -f FILE':\n%s", raw)
 }

@@ -155,12 +155,17 @@ func TestAttack_T46_ABundleOfAClusterHoldsNoSecret(t *testing.T) {
 	secrets("openshift-config", "machineconfig-auth", map[string]string{"token": planted["the provisioning token"]})
 	secrets("openshift-config", "pull-secret", map[string]string{".dockerconfigjson": planted["the pull secret"]})
 	const password, user, key = "correct-horse-battery", "user-data-of-a-site", "key-of-the-server"
-	secrets("mcs-attest", "mcs-attest-cloud-credentials", map[string]string{"password": password})
-	secrets("openshift-machine-api", "site-user-data", map[string]string{"userData": user})
+	const azure = "Azure~client~secret~1"
+	secrets("mcs-attest", "mcs-attest-cloud-credentials", map[string]string{"password": password,
+		"azure_region": "westeurope", "azure_client_secret": azure})
+	secrets("openshift-machine-api", "site-user-data", map[string]string{"userData": user, "format": "ignition"})
 	secrets("mcs-attest", "serving", map[string]string{"tls.key": key})
 	secrets("mcs-attest", "something-else", map[string]string{"password": planted["a machine's password"]})
 	uid, err := f.machine("worker-0", "")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.machine("c-worker-westeurope1-x", ""); err != nil {
 		t.Fatal(err)
 	}
 	put := func(r schema.GroupVersionResource, text string) {
@@ -211,7 +216,7 @@ data:
   mcs-attest.yaml: "origins: [\"https://api-int.test:22623\"]\nkubernetes: {servingSecret: mcs-attest/serving, \
     userDataSecrets: [openshift-machine-api/site-user-data]}\n"
   note: %q
-`, strings.Join([]string{all, "vCenter rejects", password, user, key}, " ")))
+`, strings.Join([]string{all, "vCenter rejects", password, user, key, azure}, " ")))
 	c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: default, namespace: mcs-attest}\n")
 	put(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, fmt.Sprintf(`
 apiVersion: v1
@@ -237,7 +242,7 @@ spec:
 		for _, leak := range leaks(content) {
 			t.Errorf("%s holds %s", name, leak)
 		}
-		for _, value := range []string{password, user, key} {
+		for _, value := range []string{password, user, key, azure} {
 			if strings.Contains(content, value) {
 				t.Errorf("%s holds %s", name, value)
 			}
@@ -258,6 +263,7 @@ spec:
 		"logs/verifier-0.verifier.log", "contents.txt",
 		// and what one wants to know is there
 		"12:00:00Z ready", "port-forward verifier-0 22681", "FirstBootFailed", "origins:", uid, ek, "worker-0", "PASSWORD",
+		"c-worker-westeurope1-x", "ignition-files.service",
 		"secret field removed", "known secret removed",
 	} {
 		if !strings.Contains(whole.String(), want) {

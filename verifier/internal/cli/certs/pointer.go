@@ -28,7 +28,8 @@ no other field. Use it for user data that an administrator distributes. The veri
 updates pointer configs in a cluster's Secrets.
 
 A file whose CA is not in the bundle does not change, because the CA may be that of
-another server that distributes the pointer config. --force replaces it anyway.`,
+another server that distributes the pointer config. --force replaces it anyway. After
+such a file the command continues with the others, and exits with 1.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			k, err := openKeeper(cmd.Context(), e, nil)
@@ -39,12 +40,11 @@ another server that distributes the pointer config. --force replaces it anyway.`
 			if len(s.Bundle) == 0 {
 				return errors.Join(err, errors.New("there is no CA bundle"))
 			}
+			var failed []error
 			for _, file := range files {
-				if err := renewPointer(cmd, file, s.Bundle, force); err != nil {
-					return err
-				}
+				failed = append(failed, renewPointer(cmd, file, s.Bundle, force))
 			}
-			return nil
+			return errors.Join(failed...)
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "replace even a CA that is not in the bundle")

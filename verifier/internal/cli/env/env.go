@@ -145,7 +145,8 @@ type Backend interface {
 	Reattest(ctx context.Context, name string, until time.Time, w operator.Write) ([]operator.Written, error)
 	// Forget deletes the enrollments of a machine and its record. Left says what stays.
 	Forget(ctx context.Context, name string, w operator.Write) (done []operator.Written, left []string, err error)
-	// ForgetFormer deletes the record of the machine that an enrollment is about, if it is of another TPM.
+	// ForgetFormer deletes the record of the machine that an enrollment is about, if it is of another TPM, and
+	// reports whether it did. It gets the enrollment that Enroll returned.
 	ForgetFormer(context.Context, *v1alpha1.MachineAttestation) (bool, error)
 	// Pools are those that something names. None: they are not known.
 	Pools(context.Context) ([]string, error)
@@ -179,7 +180,7 @@ func (e *Env) Open() (Backend, error) {
 		}
 		return operator.OpenCluster(o)
 	}
-	return &operator.Folder{Config: k, Namespace: e.Namespace, Now: time.Now, Offline: offlineState}, nil
+	return &operator.Folder{Config: k, File: e.Config, Namespace: e.Namespace, Now: time.Now, Offline: offlineState}, nil
 }
 
 // LoadConfig reads the file of --config.

@@ -23,13 +23,16 @@ import (
 // fakeBackend is a struct of funcs; nil means the zero answer.
 type fakeBackend struct {
 	env.Backend
-	state      func() (*admin.State, error)
-	enroll     func(*v1alpha1.MachineAttestation, operator.Write) error
-	quarantine func() ([]operator.Written, error)
-	inForce    func() *admin.State // the state of the verifier that serves
-	reattest   func() ([]operator.Written, error)
-	denials    func() ([]audit.Denial, error)
-	events     func() ([]operator.Event, error)
+	state  func() (*admin.State, error)
+	enroll func(*v1alpha1.MachineAttestation, operator.Write) error
+	// enrollContext gets the context of Enroll.
+	enrollContext func(context.Context, operator.Write) error
+	forgetFormer  func(*v1alpha1.MachineAttestation) (bool, error)
+	quarantine    func() ([]operator.Written, error)
+	inForce       func() *admin.State // the state of the verifier that serves
+	reattest      func() ([]operator.Written, error)
+	denials       func() ([]audit.Denial, error)
+	events        func() ([]operator.Event, error)
 }
 
 func (f *fakeBackend) State(context.Context) (*admin.State, error) {
@@ -41,8 +44,13 @@ func (f *fakeBackend) State(context.Context) (*admin.State, error) {
 
 func (f *fakeBackend) Pools(context.Context) ([]string, error) { return nil, nil }
 
-func (f *fakeBackend) Enroll(_ context.Context, m *v1alpha1.MachineAttestation,
+func (f *fakeBackend) Enroll(ctx context.Context, m *v1alpha1.MachineAttestation,
 	w operator.Write) (operator.Written, error) {
+	if f.enrollContext != nil {
+		if err := f.enrollContext(ctx, w); err != nil {
+			return operator.Written{}, err
+		}
+	}
 	if f.enroll != nil {
 		if err := f.enroll(m, w); err != nil {
 			return operator.Written{}, err
@@ -50,6 +58,13 @@ func (f *fakeBackend) Enroll(_ context.Context, m *v1alpha1.MachineAttestation,
 	}
 	m.Namespace = "default"
 	return operator.Written{Where: m.Name, Done: "created", Object: m}, nil
+}
+
+func (f *fakeBackend) ForgetFormer(_ context.Context, m *v1alpha1.MachineAttestation) (bool, error) {
+	if f.forgetFormer == nil {
+		return false, nil
+	}
+	return f.forgetFormer(m)
 }
 
 func (f *fakeBackend) Quarantine(context.Context, string, bool, operator.Write) ([]operator.Written, error) {

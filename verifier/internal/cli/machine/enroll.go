@@ -109,14 +109,15 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 		return err
 	}
 	o.warned = map[string]bool{}
-	ctx := cmd.Context()
 	if o.file != "" {
 		return enrollMany(cmd, e, b, o)
 	}
-	hashes, pool, err := enrollIdentity(ctx, b, o, cmd.InOrStdin())
+	hashes, pool, err := enrollIdentity(cmd.Context(), b, o, cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
+	defer env.UntilSignal(cmd)() // a replacement becomes complete
+	ctx := cmd.Context()
 	m := &v1alpha1.MachineAttestation{}
 	m.Name, m.Namespace = o.name, e.Namespace
 	m.Spec.EKSHA256 = hashes
@@ -132,6 +133,9 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 	}
 	if _, err := checkEnrollments(cmd, b, o, m); err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("interrupted: %w", err)
 	}
 	done, err := write(ctx, b, o, m)
 	if err != nil {
@@ -178,6 +182,9 @@ func checkEnrollments(cmd *cobra.Command, b env.Backend, o enrollOptions,
 		return nil, err
 	}
 	for _, m := range all {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("interrupted: %w", err)
+		}
 		if err := addMachine(ctx, b, s, m.Spec.MachineRef); err != nil {
 			return nil, err
 		}
@@ -215,7 +222,8 @@ func addMachine(ctx context.Context, b env.Backend, s *admin.State, ref *v1alpha
 }
 
 // write writes an enrollment. If it replaces another TPM, the record of that one is deleted first: it would
-// deny the new TPM for good. A dry run before that shows whether the enrollment can be written.
+// deny the new TPM for good. A dry run before that shows whether the enrollment can be written. After the deletion, an
+// interrupt does not stop write.
 func write(ctx context.Context, b env.Backend, o enrollOptions,
 	m *v1alpha1.MachineAttestation) (operator.Written, error) {
 	if o.write.Replace && !o.write.Dry() {
@@ -224,12 +232,14 @@ func write(ctx context.Context, b env.Backend, o enrollOptions,
 		if err != nil {
 			return operator.Written{}, err
 		}
-		forgot, err := b.ForgetFormer(ctx, m)
-		if err != nil {
+		forgot, err := b.ForgetFormer(ctx, tried.Object)
+		switch {
+		case err != nil && forgot:
+			return operator.Written{}, err
+		case err != nil:
 			return operator.Written{}, fmt.Errorf("nothing was written: %w", err)
-		}
-		if forgot && tried.Object != nil {
-			m.Spec = tried.Object.Spec // a stand-in was deleted, with what an administrator wrote into it
+		case forgot:
+			ctx = context.WithoutCancel(ctx)
 		}
 	}
 	return b.Enroll(ctx, m, o.write.Write)
@@ -250,7 +260,9 @@ func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1
 			warnFormer(cmd, b, o, s, m)
 			continue
 		}
-		if _, err := b.ForgetFormer(cmd.Context(), m); err != nil {
+		if forgot, err := b.ForgetFormer(cmd.Context(), m); err != nil && forgot {
+			return err
+		} else if err != nil {
 			return fmt.Errorf("the enrollment was written, but the record of the former TPM was not deleted: %w", err)
 		}
 	}

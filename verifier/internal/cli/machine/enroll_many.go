@@ -49,6 +49,9 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 	}
 	var written []*v1alpha1.MachineAttestation
 	for _, m := range todo {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("after %d of %d machines: interrupted: %w", len(written), len(todo), err)
+		}
 		done, err := write(ctx, b, o, m)
 		if err != nil {
 			return fmt.Errorf("after %d of %d machines: %s: %w", len(written), len(todo), m.Name, err)
@@ -73,6 +76,9 @@ func enrollMany(cmd *cobra.Command, e *env.Env, b env.Backend, o enrollOptions) 
 func tryMany(ctx context.Context, b env.Backend, o enrollOptions, all []*v1alpha1.MachineAttestation) error {
 	dry := operator.Write{Replace: o.write.Replace, DryRun: operator.DryRunServer}
 	for _, m := range all {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("nothing was written: interrupted: %w", err)
+		}
 		if _, err := b.Enroll(ctx, m.DeepCopy(), dry); err != nil {
 			return fmt.Errorf("nothing was written: %s: %w", m.Name, err)
 		}

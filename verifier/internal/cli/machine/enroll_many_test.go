@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -71,6 +72,84 @@ func TestEnrollMany_WithoutTheRightToListWritesAllOrNone(t *testing.T) {
 	list(cmd)
 	err := enrollMany(cmd, &env.Env{}, b, o)
 	if err == nil || !strings.Contains(err.Error(), "nothing was written: rack2: ") || stored != 0 {
+		t.Errorf("%d stored, %v", stored, err)
+	}
+}
+
+func TestEnrollMany_AnInterruptStopsBeforeTheNextMachine(t *testing.T) {
+	for name, c := range map[string]struct {
+		during operator.DryRun // the interrupt comes while the first machine is written or tried
+		want   string
+		stored int
+	}{
+		"before the first machine is written": {operator.DryRunServer, "nothing was written: interrupted: ", 0},
+		"after the first machine":             {operator.DryRunNone, "after 1 of 2 machines: interrupted: ", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd, _, _ := command(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			cmd.SetContext(ctx)
+			stored := 0
+			b := &fakeBackend{enroll: func(_ *v1alpha1.MachineAttestation, w operator.Write) error {
+				if w.DryRun != operator.DryRunServer {
+					stored++
+				}
+				if w.DryRun == c.during || w.DryRun == "" && c.during == operator.DryRunNone {
+					cancel()
+				}
+				return nil
+			}}
+			o := enrollOptionsOf(t)
+			o.file = "-"
+			list(cmd)
+			err := enrollMany(cmd, &env.Env{}, b, o)
+			if !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), c.want) || stored != c.stored {
+				t.Errorf("%d stored, %v", stored, err)
+			}
+		})
+	}
+}
+
+// Only if the backend deleted nothing may the error claim that nothing was written.
+func TestEnroll_ReportsThatTheEnrollmentWasDeleted(t *testing.T) {
+	m := &v1alpha1.MachineAttestation{}
+	m.Name, m.Spec.Pool = "rack1", "worker"
+	for forgot, want := range map[bool]string{
+		false: "nothing was written: failed",
+		true:  "failed",
+	} {
+		o := enrollOptionsOf(t)
+		o.write.Replace = true
+		b := &fakeBackend{forgetFormer: func(*v1alpha1.MachineAttestation) (bool, error) {
+			return forgot, errors.New("failed")
+		}}
+		if _, err := write(t.Context(), b, o, m); err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// The enrollment must follow, although an interrupt came.
+func TestEnroll_CompletesAReplacementThatItBegan(t *testing.T) {
+	m := &v1alpha1.MachineAttestation{}
+	m.Name, m.Spec.Pool = "rack1", "worker"
+	ctx, cancel := context.WithCancel(t.Context())
+	stored := 0
+	b := &fakeBackend{
+		forgetFormer: func(*v1alpha1.MachineAttestation) (bool, error) {
+			cancel()
+			return true, nil
+		},
+		enrollContext: func(ctx context.Context, w operator.Write) error {
+			if w.DryRun != operator.DryRunServer {
+				stored++
+			}
+			return ctx.Err()
+		},
+	}
+	o := enrollOptionsOf(t)
+	o.write.Replace = true
+	if _, err := write(ctx, b, o, m); err != nil || stored != 1 {
 		t.Errorf("%d stored, %v", stored, err)
 	}
 }

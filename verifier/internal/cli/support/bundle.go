@@ -45,7 +45,7 @@ not belong in its folder, the bundle has only the kind and the name.
 
 The bundle contains no Secret. The command removes what looks like a secret (private
 keys, JWTs, authorizations, tokens, passwords, also inside base64). It also removes
-every value of the verifier's own secrets, which it reads for this if you have the
+the values of the verifier's own secrets, which it reads for this if you have the
 permission; --search-secrets=false does not read them. contents.txt lists what is in
 the bundle, what was removed, and what could not be read. Review the bundle before you
 share it.`,

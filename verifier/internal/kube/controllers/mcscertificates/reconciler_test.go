@@ -1300,7 +1300,7 @@ func TestRotateStepByStep(t *testing.T) {
 }
 
 // The runbook of a stolen CA key (docs/certificates.md), while that CA has not signed yet.
-func TestAttack_StolenKeyOfTheCAThatSignsNext(t *testing.T) {
+func TestRotate_StolenKeyOfTheCAThatSignsNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now().Add(-year))
 		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(old),
