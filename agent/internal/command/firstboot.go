@@ -38,6 +38,8 @@ const (
 	// initramfs: Azure does so when the machine has reported that it runs. The limit also counts for OpenStack's
 	// metadata service, because a cloud of OpenStack has only one of the two.
 	driveWait = 2 * time.Minute
+	// againWait replaces driveWait when that pointer config is read again after a denial.
+	againWait = 10 * time.Second
 	// acceptConfig asks for the newest version that Ignition 2.14 reads. An agent in the real root
 	// cannot ask the Ignition of the initramfs for its version.
 	acceptConfig = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
@@ -147,9 +149,15 @@ func (a *agent) attestAndStage(ctx context.Context, boot nextboot.Boot, machine 
 	if err != nil {
 		return err
 	}
-	target, config = a.ownTarget(ctx, machine, target, config)
 	a.realRoot = true
-	grant, err := a.untilGranted(ctx, machine, target, authorities)
+	wait, failed := driveWait, true
+	grant, err := a.untilGranted(ctx, machine, authorities, func() flow.Target {
+		if failed {
+			target, config, failed = a.ownTarget(ctx, machine, wait, target, config)
+			wait = againWait
+		}
+		return target
+	})
 	if err != nil {
 		return err
 	}
@@ -256,16 +264,17 @@ func (a *agent) onlyTarget(config *pointer.Config) (flow.Target, []*x509.Certifi
 
 // ownTarget returns the target with what the machine's own pointer config has for that server: a proxy and
 // a provisioning token. Every client may receive the pre-approved config, so it has neither. ownTarget also returns
-// that pointer config, or else the one of the pre-approved config.
-func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.Target, raw []byte) (
-	flow.Target, []byte) {
-	machine.Waiting, machine.Wait = newWaiting(a.console).because, driveWait
+// that pointer config, or else the one of the pre-approved config. Failed is true if the source of the pointer config
+// failed, so that a later call may find it.
+func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, wait time.Duration, t flow.Target,
+	raw []byte) (_ flow.Target, _ []byte, failed bool) {
+	machine.Waiting, machine.Wait = newWaiting(a.console).because, wait
 	data, err := machine.Find(ctx)
 	if err != nil {
 		if !errors.Is(err, platform.ErrNone) {
 			a.console.Step("no proxy and no provisioning token of its own pointer config: %v", err)
 		}
-		return t, raw
+		return t, raw, !errors.Is(err, platform.ErrNone) && !errors.Is(err, platform.ErrUnsupported)
 	}
 	config, err := pointer.Parse(data.Raw)
 	if err == nil {
@@ -283,16 +292,16 @@ func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, t flow.
 	if err != nil {
 		a.console.Step("no proxy and no provisioning token of its own pointer config (%s): %v", data.From, err)
 	}
-	return t, raw
+	return t, raw, false
 }
 
-// untilGranted attests until the verifier grants a token. A final denial is only a reason to wait
-// longer: the machine keeps the pre-approved config. If the gate serves every machine, the grant has no
-// token.
-func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, t flow.Target,
-	authorities []*x509.Certificate) (*flow.Grant, error) {
+// untilGranted attests until the verifier grants a token. It asks for the target before each attempt. A final denial
+// is only a reason to wait longer: the machine keeps the pre-approved config. If the gate serves every machine, the
+// grant has no token.
+func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, authorities []*x509.Certificate,
+	target func() flow.Target) (*flow.Grant, error) {
 	for {
-		grant, err := a.attestInRealRoot(ctx, machine, t, authorities)
+		grant, err := a.attestInRealRoot(ctx, machine, target(), authorities)
 		if err == nil {
 			return grant, nil
 		}

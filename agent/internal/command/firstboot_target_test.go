@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -94,6 +95,44 @@ func TestFirstboot_UsesTheProxyAndTheTokenOfTheMachinesPointerConfig(t *testing.
 	}
 }
 
+// The source of the machine's pointer config fails, and is available later. That is not a machine without a config.
+func TestFirstboot_ReadsTheMachinesPointerConfigAgain(t *testing.T) {
+	const token = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
+	m := newStock(t, func(v *verifiertest.Verifier) {
+		v.Required = []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2,
+			mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}
+		v.ProvisioningToken = token
+	})
+	own, err := pointer.Provision(m.verifier.Pointer("worker"), pointer.Provisioning{Token: secret.New([]byte(token)),
+		Origins: []string{m.verifier.Origin}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.paths.IgnitionSystem = t.TempDir()
+	user := filepath.Join(m.paths.IgnitionSystem, "user.ign")
+	if err := os.Mkdir(user, 0o755); err != nil { // reading a folder fails
+		t.Fatal(err)
+	}
+	m.pause = func(time.Duration) error {
+		if len(m.pauses) > 1 {
+			return errKilled
+		}
+		if err := os.Remove(user); err != nil {
+			return err
+		}
+		m.write(user, strings.Replace(string(own), `"ignition":{`,
+			`"ignition":{"timeouts":{"httpTotal":77},`, 1))
+		return nil
+	}
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) != 1 {
+		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
+	}
+	m.wantFullConfig(1)
+	if !strings.Contains(m.settings, `"timeouts":{"httpTotal":77}`) || strings.Contains(m.settings, token) {
+		t.Errorf("Ignition would have the settings %s", m.settings)
+	}
+}
+
 // The pointer config of the pre-approved config leads only to the server that the image's token is for. The machine's
 // own one, which has no token, also leads to another server.
 func TestFirstboot_UsesTheImagesTokenBesideAnotherSource(t *testing.T) {
@@ -147,10 +186,10 @@ func TestOwnTarget_WaitsSomeTimeForADrive(t *testing.T) {
 				a.paths.Drives, a.paths.Disks = t.TempDir(), t.TempDir()
 				a.paths.IgnitionRuntime, a.paths.IgnitionLocal, a.paths.IgnitionSystem = t.TempDir(), t.TempDir(), t.TempDir()
 				began := time.Now()
-				got, _ := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id},
+				got, _, failed := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id}, driveWait,
 					flow.Target{Origin: "https://mcs.test:22623"}, nil)
-				if took := time.Since(began); got.Origin == "" || took != driveWait || ctx.Err() != nil {
-					t.Errorf("after %v: %+v", took, got)
+				if took := time.Since(began); got.Origin == "" || !failed || took != driveWait || ctx.Err() != nil {
+					t.Errorf("after %v: %+v, failed %v", took, got, failed)
 				}
 				if !strings.Contains(out.String(), "no proxy and no provisioning token of its own pointer config") {
 					t.Errorf("the console says %q", out.String())

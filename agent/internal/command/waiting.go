@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 )
 
 const (
@@ -36,7 +37,7 @@ func newWaiting(c *console.Console) *waiting {
 func (w *waiting) because(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	reason, now := err.Error(), w.now()
+	reason, now := flow.Reason(err), w.now()
 	if last, ok := w.printed[reason]; ok && now-last < repeatLine {
 		return
 	}

@@ -5,6 +5,9 @@ package command
 import (
 	"bytes"
 	"errors"
+	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 )
 
 // Each reason is printed immediately, with its hint, and once a minute while it persists.
@@ -44,5 +48,35 @@ func TestWaiting_PrintsEachReason(t *testing.T) {
 	}
 	if len(w.printed) > maxReasons {
 		t.Errorf("%d reasons are kept", len(w.printed))
+	}
+}
+
+// Each attempt has another source port, and a certificate that is not valid yet has another time.
+func TestWaiting_ASourcePortIsNotAnotherReason(t *testing.T) {
+	var out bytes.Buffer
+	w := newWaiting(&console.Console{Out: &out, Err: &out})
+	w.now = func() time.Duration { return 0 }
+	server := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 53}
+	for port := 43121; port < 43124; port++ {
+		source := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 5), Port: port}
+		w.because(&net.OpError{Op: "read", Net: "udp", Source: source, Addr: server, Err: os.ErrDeadlineExceeded})
+	}
+	if n := strings.Count(out.String(), "10.0.0.1:53"); n != 1 || !strings.Contains(out.String(), "10.0.0.5:43121->") {
+		t.Errorf("%d lines:\n%s", n, out.String())
+	}
+}
+
+// A drive with the pointer config exists, so the machine must not continue as one without it.
+func TestAttest_AnUnreadableDriveStopsTheBoot(t *testing.T) {
+	var out bytes.Buffer
+	a := &agent{console: &console.Console{Out: &out, Err: &out}}
+	a.paths.Disks = t.TempDir()
+	if err := os.Mkdir(filepath.Join(a.paths.Disks, "config-2"), 0o755); err != nil { // reading a folder fails
+		t.Fatal(err)
+	}
+	err := a.attestMachine(t.Context(), platform.Machine{Paths: a.paths, ID: "nutanix", Wait: time.Second})
+	if _, unchanged := errors.AsType[*skipped](err); err == nil || unchanged ||
+		!strings.Contains(err.Error(), "the pointer config cannot be read: config drive config-2:") {
+		t.Errorf("error %v\n%s", err, out.String())
 	}
 }

@@ -71,8 +71,8 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// A verifier denies the same evidence a second time if it is not bound to the challenge (package record). The gate may be
-// unavailable for longer than half of the lifetime of the only token that such a machine gets.
+// A verifier denies the same evidence a second time if it is not bound to the challenge (package record). The gate
+// may be unavailable for longer than half of the lifetime of the only token that such a machine gets.
 func TestPreflight_TokenThatCannotBeReplacedIsUsedUntilItExpires(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
@@ -28,10 +29,17 @@ func waitHint(d *client.Denied) string {
 	return "no action is needed on this machine; if it continues, " + explain + "the reason"
 }
 
+// attemptPart matches what differs between two attempts that fail for the same reason: the source address of a
+// connection, the time at which a certificate was not valid, and the folder on which a drive was mounted.
+var attemptPart = regexp.MustCompile(`\S+->|current time \S+|volume-\d+`)
+
+// Reason returns the text of err without what differs between two attempts that fail for the same reason.
+func Reason(err error) string { return attemptPart.ReplaceAllString(err.Error(), "") }
+
 // waiting prints why the flow retries, and after what pause: immediately when the reason changes, then
 // every repeatLine. A different correlation id is not a different reason.
 func (f *Flow) waiting(err error, pause time.Duration) {
-	key := err.Error()
+	key := Reason(err)
 	var denied *client.Denied
 	if errors.As(err, &denied) {
 		key = denied.ClassName() + denied.Refused.String()

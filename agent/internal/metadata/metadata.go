@@ -229,7 +229,7 @@ func (s *service) refusal(path string, status int) *Fault {
 	switch {
 	case status == http.StatusTooManyRequests:
 		f.Problem, f.Temporary = "too many requests (HTTP status 429)", true
-	case status >= 500:
+	case status >= 500, status == http.StatusRequestTimeout, status == http.StatusTooEarly:
 		f.Temporary = true
 	case status == http.StatusNotFound:
 		f.Problem, f.Absent = "there is none (HTTP status 404)", true

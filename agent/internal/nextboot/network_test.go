@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // entry is a boot loader entry. Its arguments are permanent.
@@ -66,5 +67,46 @@ func TestStage_FlagHasTheNetworkOfTheFirstBoot(t *testing.T) {
 				t.Errorf("the flag has %q instead of %q, %v", raw, want, err)
 			}
 		})
+	}
+}
+
+// At each moment the disk has the arguments of one call. A file that is changed in place could be empty after a power
+// cut.
+func TestKeepNetwork_DoesNotChangeTheFileInPlace(t *testing.T) {
+	b := newBoot(t)
+	dir := filepath.Dir(b.Dir)
+	b.Network = filepath.Join(dir, "network")
+	keep := func(words ...string) {
+		t.Helper()
+		if err := b.KeepNetwork(append([]string{"ignition.firstboot"}, words...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(file string) string {
+		t.Helper()
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	keep("ip=ens3:dhcp")
+	first := filepath.Join(dir, "first")
+	past := time.Unix(1, 0)
+	if err := errors.Join(os.Link(b.Network, first), os.Chtimes(first, past, past)); err != nil {
+		t.Fatal(err)
+	}
+	keep("ip=ens3:dhcp")
+	info, err := os.Stat(b.Network)
+	if err != nil || !info.ModTime().Equal(past) {
+		t.Errorf("the same arguments were written again: %v, %v", info, err)
+	}
+	// A crash left a part of a file.
+	if err := os.WriteFile(filepath.Join(dir, ".mcs-attest.tmp"), []byte("ip=e"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keep("ip=ens4:dhcp")
+	if old, current := read(first), read(b.Network); old != "ip=ens3:dhcp" || current != "ip=ens4:dhcp" {
+		t.Errorf("the old file has %q, the current one %q", old, current)
 	}
 }

@@ -21,6 +21,7 @@
 package nextboot
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -238,9 +239,18 @@ func (b Boot) Clear() error {
 	return remove(b.Marker)
 }
 
-// WriteFile writes a file with mode 0600, and makes it and its name durable.
+// WriteFile writes a file with mode 0600, and makes it and its name durable. After a crash the file has its earlier
+// content or the new one. A file that has the content already is not written.
 func WriteFile(path string, content []byte) error {
-	return errors.Join(write(path, content), sync(filepath.Dir(path)))
+	dir := filepath.Dir(path)
+	if has, err := os.ReadFile(path); err == nil && bytes.Equal(has, content) {
+		return errors.Join(sync(path), sync(dir)) // an earlier call may have ended before that
+	}
+	temporary := filepath.Join(dir, temporary)
+	if err := write(temporary, content); err != nil {
+		return errors.Join(err, remove(temporary))
+	}
+	return errors.Join(os.Rename(temporary, path), sync(dir))
 }
 
 // write writes a file with mode 0600, durably.
@@ -253,9 +263,9 @@ func write(path string, content []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// sync makes the entries of a folder durable.
-func sync(dir string) error {
-	f, err := os.Open(dir)
+// sync makes a file, or the entries of a folder, durable.
+func sync(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}

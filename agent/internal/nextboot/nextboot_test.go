@@ -252,6 +252,24 @@ func TestRetry_OnlyInOneBoot(t *testing.T) {
 	}
 }
 
+// A power cut while Retry writes the marker must not delete the id of the boot that staged the config.
+func TestRetry_DoesNotChangeTheMarkerInPlace(t *testing.T) {
+	b := newBoot(t)
+	first := b.Marker + "-first"
+	if err := errors.Join(b.Stage([]byte("a secret")), os.Link(b.Marker, first)); err != nil {
+		t.Fatal(err)
+	}
+	b.BootID = "two"
+	if again, err := b.Retry(); !again || err != nil {
+		t.Fatal(again, err)
+	}
+	old, err := os.ReadFile(first)
+	current, currentErr := os.ReadFile(b.Marker)
+	if errors.Join(err, currentErr) != nil || string(old) != "one" || string(current) != "one\ntwo" {
+		t.Errorf("the old file has %q, the current one %q, %v, %v", old, current, err, currentErr)
+	}
+}
+
 // GRUB does not read the journal of a file system. debugfs does not either.
 func TestStage_TheBootLoaderSeesTheFlagAfterAPowerLoss(t *testing.T) {
 	if _, err := os.Stat("/dev/loop-control"); err != nil || os.Geteuid() != 0 {

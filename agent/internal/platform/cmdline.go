@@ -109,7 +109,7 @@ func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s
 const fetchTime = 5 * time.Minute
 
 // fetch downloads a public config; from is for error messages. Like Ignition it trusts the system's
-// authorities. It retries indefinitely after a network error and after a status of 500 or above.
+// authorities. It retries indefinitely after a network error, and after a status that is a temporary failure.
 func (m Machine) fetch(ctx context.Context, from string, u *url.URL) ([]byte, error) {
 	ctx, cancel := withWait(ctx, m.Wait)
 	defer cancel()
@@ -150,7 +150,8 @@ func fetchOnce(ctx context.Context, httpClient *http.Client, u *url.URL) (body [
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, resp.StatusCode >= 500, fmt.Errorf("fetching from %s: %w", u.Host, statusError(resp.StatusCode))
+		code := resp.StatusCode
+		return nil, code >= 500 || client.Passing(code), fmt.Errorf("fetching from %s: %w", u.Host, statusError(code))
 	}
 	body, err = io.ReadAll(io.LimitReader(resp.Body, pointer.MaxSize+1))
 	if err != nil {

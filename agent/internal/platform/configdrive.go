@@ -3,6 +3,7 @@
 package platform
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
@@ -32,6 +34,10 @@ var (
 // pollInterval is the pause before the next check for a missing device.
 const pollInterval = 250 * time.Millisecond
 
+// unreadableLimit is how long the agent retries a drive that exists and cannot be read. The machine must then not boot
+// without its config.
+const unreadableLimit = 5 * time.Minute
+
 // errNoDrive reports that the device does not exist yet.
 var errNoDrive = errors.New("the drive does not exist")
 
@@ -41,7 +47,7 @@ func drives(d ...configDrive) provider {
 }
 
 // fromConfigDrive waits until one of the drives exists and reads its file. A wait of 0 means no
-// limit. If several exist, the first in the list is used.
+// limit. If several exist, the first in the list is used, also while it cannot be read.
 func (m Machine) fromConfigDrive(ctx context.Context, wait time.Duration, drives ...configDrive) (UserData, error) {
 	ctx, cancel := withWait(ctx, wait)
 	defer cancel()
@@ -50,18 +56,31 @@ func (m Machine) fromConfigDrive(ctx context.Context, wait time.Duration, drives
 		labels = append(labels, d.label)
 	}
 	missing := fmt.Errorf("there is no config drive with label %s", strings.Join(labels, " or "))
+	var broken error // the last error of a device, also after that device disappeared
+	var limit <-chan time.Time
 	for {
+		why := missing
 		for _, d := range drives {
 			data, err := m.readConfigDrive(d)
-			if !errors.Is(err, errNoDrive) {
+			if errors.Is(err, errNoDrive) {
+				continue
+			}
+			if !errors.Is(err, ErrUnreadable) {
 				return data, err
 			}
+			why, broken = err, err
+			if limit == nil {
+				limit = time.After(unreadableLimit)
+			}
+			break
 		}
 		select {
 		case <-ctx.Done():
-			return UserData{}, missing
+			return UserData{}, cmp.Or(broken, missing)
+		case <-limit:
+			return UserData{}, broken
 		case <-time.After(pollInterval):
-			m.waiting(missing)
+			m.waiting(why)
 		}
 	}
 }
@@ -75,11 +94,25 @@ func (m Machine) readConfigDrive(d configDrive) (UserData, error) {
 	}
 	from := "config drive " + d.label
 	v, err := m.volumes().Open(device, volume.ISO9660, volume.FAT, volume.UDF)
-	if err != nil {
+	if errors.Is(err, volume.ErrForeign) {
 		return UserData{}, fmt.Errorf("%s: %w", from, err)
 	}
-	return readAndClose(v, d.file, from)
+	if err != nil {
+		return UserData{}, unreadable{fmt.Errorf("%s: %w", from, err)}
+	}
+	data, err := readAndClose(v, d.file, from)
+	// The kernel returns a number. An error without one is about the content.
+	if _, failed := errors.AsType[syscall.Errno](err); failed {
+		err = unreadable{err}
+	}
+	return data, err
 }
+
+// unreadable is an error that matches [ErrUnreadable].
+type unreadable struct{ error }
+
+func (unreadable) Is(target error) bool { return target == ErrUnreadable }
+func (u unreadable) Unwrap() error      { return u.error }
 
 // readAndClose reads one file and closes the volume.
 func readAndClose(v *volume.Volume, file, from string) (UserData, error) {

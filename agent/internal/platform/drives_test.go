@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
@@ -162,11 +163,89 @@ func TestBothDrivesOfKubeVirt(t *testing.T) {
 	outcome{data: "read by every Ignition"}.check(t, m)
 }
 
-func TestDriveThatCannotBeMounted(t *testing.T) {
-	m := machine(t, "nutanix", long)
+// An error of the device may be over at the next attempt. A drive that stays unreadable is not one without user data.
+func TestConfigDrive_RetriesErrorsOfTheDevice(t *testing.T) {
+	const file = "openstack/latest/user_data"
+	none := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(none.Close)
+	failing := func(failures int, fail volume.Mount) volume.Mount {
+		return func(device, filesystem, dir string) (func() error, error) {
+			if failures--; failures >= 0 {
+				return fail(device, filesystem, dir)
+			}
+			return volumetest.Mount(device, filesystem, dir)
+		}
+	}
+	busy := func(string, string, string) (func() error, error) { return nil, syscall.EBUSY }
+	for _, id := range []string{"nutanix", "kubevirt", "openstack"} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			m := machine(t, id, long)
+			m.Paths.Metadata = none.URL
+			volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, map[string]string{file: "user data"})
+			volumetest.At(t, filepath.Join(m.Paths.Disks, "cidata"), volume.ISO9660, map[string]string{"user-data": "not this"})
+			var why recorder
+			m.Waiting = why.waiting
+			m.Mount = failing(2, busy)
+			outcome{data: "user data"}.check(t, m)
+			if !why.has("config drive config-2: mounting it as iso9660: device or resource busy") {
+				t.Errorf("reported %q", why.reasons)
+			}
+		})
+	}
+	t.Run("a device that cannot be read", func(t *testing.T) {
+		m := machine(t, "nutanix", long)
+		device := filepath.Join(m.Paths.Disks, "config-2")
+		ok(t, os.Mkdir(device, 0o755)) // reading a folder fails
+		m.Waiting = func(error) {
+			if os.Remove(device) == nil {
+				volumetest.At(t, device, volume.ISO9660, map[string]string{file: "user data"})
+			}
+		}
+		outcome{data: "user data"}.check(t, m)
+	})
+	t.Run("a file that cannot be read", func(t *testing.T) {
+		m := machine(t, "nutanix", long)
+		drive := volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, nil)
+		ok(t, os.WriteFile(filepath.Join(drive.Tree, "openstack"), nil, 0o600))
+		m.Waiting = func(error) {
+			_ = os.Remove(filepath.Join(drive.Tree, "openstack"))
+			volumetest.At(t, drive.Device, volume.ISO9660, map[string]string{file: "user data"})
+		}
+		outcome{data: "user data"}.check(t, m)
+	})
+}
+
+func TestConfigDrive_FailsWhileItStaysUnreadable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, disappears := range map[string]bool{"it fails": false, "it fails, and disappears": true} {
+			m := machine(t, "nutanix", 0) // no limit, as in the agent
+			drive := volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, nil)
+			m.Mount = func(string, string, string) (func() error, error) {
+				if disappears {
+					_ = os.Remove(drive.Device)
+				}
+				return nil, syscall.EIO
+			}
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			data, err := m.Find(ctx)
+			cancel()
+			if took := time.Since(began); !errors.Is(err, platform.ErrUnreadable) || took != 5*time.Minute {
+				t.Errorf("%s: after %v: %q and error %v", name, took, data.Raw, err)
+			}
+		}
+	})
+	// OpenStack's service has no user data, so only the drive can have it.
+	none := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(none.Close)
+	m := machine(t, "openstack", 2*time.Second)
+	m.Paths.Metadata = none.URL
 	volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, nil)
-	m.Mount = func(string, string, string) (func() error, error) { return nil, errors.New("damaged") }
-	outcome{text: "config drive config-2: mounting it as iso9660: damaged"}.check(t, m)
+	m.Mount = func(string, string, string) (func() error, error) { return nil, syscall.EIO }
+	if data, err := m.Find(t.Context()); !errors.Is(err, platform.ErrUnreadable) {
+		t.Errorf("OpenStack: %q and error %v", data.Raw, err)
+	}
 }
 
 func TestWaitEndsWithTheContext(t *testing.T) {

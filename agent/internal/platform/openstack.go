@@ -9,8 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -110,7 +110,7 @@ func (m Machine) grace() time.Duration {
 }
 
 // first asks all sources in parallel and returns the first user data. More returns further sources, which may
-// appear later.
+// appear later. While a drive cannot be read, it may have user data that the other sources do not have.
 func (m Machine) first(ctx context.Context, sources []provider, more func() []provider) (UserData, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var busy sync.WaitGroup
@@ -128,18 +128,28 @@ func (m Machine) first(ctx context.Context, sources []provider, more func() []pr
 		}
 	}()
 	type answer struct {
-		data UserData
-		err  error
+		data   UserData
+		err    error
+		unread bool
 	}
+	var unread atomic.Int32 // sources with a drive that could not be read yet
 	answers := make(chan answer)
 	open := 0
 	ask := func(sources []provider) {
 		for _, s := range sources {
 			open++
 			busy.Go(func() {
-				data, err := s(ctx, m)
+				own, counted := m, false
+				own.Waiting = func(err error) {
+					if !counted && errors.Is(err, ErrUnreadable) {
+						counted = true
+						unread.Add(1)
+					}
+					m.waiting(err)
+				}
+				data, err := s(ctx, own)
 				select {
-				case answers <- answer{data, err}:
+				case answers <- answer{data, err, counted}:
 				case <-ended:
 				}
 			})
@@ -148,28 +158,42 @@ func (m Machine) first(ctx context.Context, sources []provider, more func() []pr
 	ask(sources)
 	ask(more())
 	var none <-chan time.Time
-	var failed []string
+	var failed error
 	for open > 0 {
 		select {
 		case <-time.After(pollInterval):
 			ask(more())
 		case a := <-answers:
 			open--
+			if a.unread {
+				unread.Add(-1)
+			}
 			switch {
 			case a.err == nil:
 				return a.data, nil
 			case !errors.Is(a.err, ErrNone):
-				failed = append(failed, a.err.Error())
+				if failed == nil {
+					failed = a.err
+				} else {
+					failed = fmt.Errorf("%w; %w", failed, a.err)
+				}
 				m.waiting(a.err) // for the others
 			case none == nil:
 				none = time.After(m.grace())
 			}
 		case <-none:
-			return UserData{}, ErrNone
+			switch {
+			case unread.Load() > 0:
+				none = time.After(pollInterval)
+			case errors.Is(failed, ErrUnreadable):
+				return UserData{}, failed
+			default:
+				return UserData{}, ErrNone
+			}
 		}
 	}
-	if none != nil {
+	if none != nil && !errors.Is(failed, ErrUnreadable) {
 		return UserData{}, ErrNone
 	}
-	return UserData{}, errors.New(strings.Join(failed, "; "))
+	return UserData{}, failed
 }

@@ -68,6 +68,8 @@ var (
 	ErrNone = errors.New("the machine has no user data")
 	// ErrUnsupported reports that the machine may have user data that the agent cannot read.
 	ErrUnsupported = errors.New("the agent cannot read this platform's user data yet")
+	// ErrUnreadable reports that the machine has a config drive, and that each attempt to read it failed.
+	ErrUnreadable = errors.New("the drive cannot be read")
 )
 
 // providers are the platforms by Ignition's names (ignition.platform.id).

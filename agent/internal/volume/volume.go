@@ -93,11 +93,29 @@ func kinds(device string, filesystems []string) ([]string, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	found := Identify(f, filesystems)
-	if len(found) == 0 {
+	content := &recorder{ReaderAt: f}
+	found := Identify(content, filesystems)
+	switch {
+	case len(found) == 0 && content.err != nil:
+		return nil, content.err
+	case len(found) == 0:
 		return nil, ErrForeign
 	}
 	return found, nil
+}
+
+// recorder keeps the first error other than the end of the device.
+type recorder struct {
+	io.ReaderAt
+	err error
+}
+
+func (r *recorder) ReadAt(p []byte, offset int64) (int, error) {
+	n, err := r.ReaderAt.ReadAt(p, offset)
+	if r.err == nil && err != nil && !errors.Is(err, io.EOF) {
+		r.err = err
+	}
+	return n, err
 }
 
 // Close unmounts the volume and removes its mount point.

@@ -173,3 +173,11 @@ func FuzzIdentify(f *testing.F) {
 		}
 	})
 }
+
+// A device that fails may have the file system.
+func TestOpen_AnErrorOfTheDeviceIsNotAnotherFileSystem(t *testing.T) {
+	folder := t.TempDir() // reading it fails
+	if _, err := (volume.Reader{Run: t.TempDir()}).Open(folder, every...); !errors.Is(err, syscall.EISDIR) {
+		t.Errorf("error %v", err)
+	}
+}
