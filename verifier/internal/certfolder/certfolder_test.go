@@ -311,8 +311,11 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	newCrt := f.read("tls/tls.crt")
 	bundle := f.read("tls/ca.crt")
 	for name, complete := range map[string]func() (mcscert.Step, error){
-		"by hand":     func() (mcscert.Step, error) { step, _, err := f.Rotate(mcscert.Force{}); return step, err },
-		"immediately": func() (mcscert.Step, error) { step, _, err := f.Rotate(mcscert.Force{Serving: true}); return step, err },
+		"by hand": func() (mcscert.Step, error) { step, _, err := f.Rotate(mcscert.Force{}); return step, err },
+		"immediately": func() (mcscert.Step, error) {
+			step, _, err := f.Rotate(mcscert.Force{Serving: true})
+			return step, err
+		},
 		"by the calendar": func() (mcscert.Step, error) {
 			steps, _, err := f.Due()
 			return slices.Concat(steps, []mcscert.Step{"none"})[0], err
@@ -421,7 +424,8 @@ func TestFolderPointerConfigs(t *testing.T) {
 		if mode == 0o640 {
 			f.now = f.now.Add(mcscert.Publish)
 			var early *mcscert.TooEarly
-			if _, _, err := f.Rotate(mcscert.Force{}); !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": pointers/two.ign") {
+			if _, _, err := f.Rotate(mcscert.Force{}); !errors.As(err, &early) ||
+				!strings.HasSuffix(err.Error(), ": pointers/two.ign") {
 				t.Errorf("second step: %v", err)
 			}
 		}

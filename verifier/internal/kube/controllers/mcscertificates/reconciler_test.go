@@ -951,7 +951,8 @@ func TestManagedPointerConfigsDelayTheSwitch(t *testing.T) {
 		finding("before 4.19")
 		time.Sleep(mcscert.Publish)
 		var early *mcscert.TooEarly
-		if _, _, err := r.c.Rotate(t.Context(), mcscert.Force{}); !errors.As(err, &early) || !strings.Contains(err.Error(), name) {
+		if _, _, err := r.c.Rotate(t.Context(), mcscert.Force{}); !errors.As(err, &early) ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("certs rotate: %v", err)
 		}
 		for range 12 * 7 {
