@@ -287,7 +287,7 @@ func TestConfigFile_ThatShadowsARenderedConfigIsReported(t *testing.T) {
 
 // B10: with the policy off again everything is as it was before there was a gate: the
 // same config for everyone, of unchanged MachineConfigs.
-func TestDowngrade_ServesUnchangedMachineConfigs(t *testing.T) {
+func TestModeOff_ServesUnchangedMachineConfigs(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	before := treeHash(t, filepath.Join(v.dir, "machineconfigs"))
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))

@@ -26,7 +26,7 @@ import (
 )
 
 // Attack T46, for what the gate puts into a config: neither a machine's own
-// credential nor the one that all share is anywhere but in the answer. Of a bootstrap
+// credential nor the one that all share is anywhere but in the answer. Nor is the token that opens the config. Of a bootstrap
 // token, the API server has it in its Secret, too.
 func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T) {
 	j := newJoining(t)
@@ -35,11 +35,13 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 	var text strings.Builder
 	for name, section := range map[string]string{"token": "{}", "bootstrap": "{kind: BootstrapToken}"} {
 		p := j.serve(0, "credential: "+section+"\n")
-		uid, own := j.fetched(t, p, name)
+		uid, token, own := j.attestedAndFetched(t, p, name)
 		if own == j.shared {
 			t.Fatalf("%s: the config has the shared credential", name)
 		}
-		secrets = append(secrets, own, own[strings.LastIndexByte(own, '.')+1:])
+		for _, secret := range []string{own, token} {
+			secrets = append(secrets, secret, secret[strings.LastIndexByte(secret, '.')+1:])
+		}
 		j.hasEvents(uid, "Attested", "Fetched")
 		if rec := j.record(uid); len(rec.Status.Credentials) != 1 {
 			t.Errorf("%s: the record has %d credentials", name, len(rec.Status.Credentials))

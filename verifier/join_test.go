@@ -158,10 +158,18 @@ func (j *joining) tokenIn(config string) string {
 // fetched is the credential of a machine that attested, whose name a Node will have.
 func (j *joining) fetched(t *testing.T, p *inProcess, name string) (uid, credential string) {
 	t.Helper()
+	uid, _, credential = j.attestedAndFetched(t, p, name)
+	return uid, credential
+}
+
+// attestedAndFetched is the same, and also the token that opened the config.
+func (j *joining) attestedAndFetched(t *testing.T, p *inProcess, name string) (uid, token, credential string) {
+	t.Helper()
 	keys := soft(t)
 	uid = string(j.machine(name, keys.spki).GetUID())
 	j.patch(machinesResource, name, fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalDNS","address":%q},{"type":"InternalIP","address":"10.0.0.7"}]}}`, name), "status")
-	return uid, j.tokenIn(p.config(p.attests(p.node(keys))))
+	token = p.attests(p.node(keys))
+	return uid, token, j.tokenIn(p.config(token))
 }
 
 // config is what the gate serves for a token. As Ignition does, it asks again while the answer is 503:
