@@ -26,8 +26,8 @@ import (
 )
 
 // Attack T46, for what the gate puts into a config: neither a machine's own
-// credential nor the one that all share is anywhere but in the answer. Nor is the token that opens the config. Of a bootstrap
-// token, the API server has it in its Secret, too.
+// credential nor the one that all share is anywhere but in the answer. Nor is the token that opens the config.
+// Of a bootstrap token, the API server has it in its Secret, too.
 func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T) {
 	j := newJoining(t)
 	j.install("credential-kubernetes")
