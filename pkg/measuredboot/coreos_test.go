@@ -657,7 +657,8 @@ func vendorTable(certificate, revoked string) (b []byte) {
 func TestFromBootFiles_ComputesTheListsOfShim(t *testing.T) {
 	const x509 = "\xa1\x59\xc0\xa5\xe4\x94\xa7\x4a\x87\xb5\xab\x15\x5c\x2b\xf0\x72"
 	const list = x509 + "\x37\x00\x00\x00\x00\x00\x00\x00\x1b\x00\x00\x00" + shimVendor + "certificate"
-	const empty = x509 + "\x2c\x00\x00\x00\x00\x00\x00\x00\x10\x00\x00\x00" + shimVendor
+	const sha256 = "\x26\x16\xc4\xc1\x4c\x50\x92\x40\xac\xa9\x41\xf9\x36\x93\x43\x28"
+	empty := sha256 + "\x4c\x00\x00\x00\x00\x00\x00\x00\x30\x00\x00\x00" + shimVendor + strings.Repeat("\x00", 32)
 	component := func(name, content string) measuredboot.Component {
 		return measuredboot.Component{Name: name, Digests: measuredboot.Digests{
 			SHA256: eventlog.Hash(eventlog.SHA256, []byte(content)),
@@ -671,7 +672,9 @@ func TestFromBootFiles_ComputesTheListsOfShim(t *testing.T) {
 	}{
 		"a certificate":          {vendorTable("certificate", "revoked"), list, "revoked"},
 		"a list of certificates": {vendorTable(list, "revoked"), list, "revoked"},
-		"only sizes":             {make([]byte, 16), empty, ""},
+		"a list with a hash":     {vendorTable(empty+list, "revoked"), empty + list, "revoked"},
+		"no revocations":         {vendorTable("certificate", ""), list, empty},
+		"only sizes":             {make([]byte, 16), empty, empty},
 	} {
 		dir := coreOS(t)
 		put(t, dir, "EFI/fedora/shimx64.efi", shimWith(t, c.shim))
@@ -693,6 +696,29 @@ func TestFromBootFiles_ComputesTheListsOfShim(t *testing.T) {
 		if r, err := fromBootFiles(dir); err == nil || err.Error() != "EFI/fedora/shimx64.efi: "+c.want {
 			t.Errorf("%s: got %v, %v", name, r, err)
 		}
+	}
+}
+
+// The shim of Fedora has no revocations. The log is of a real boot.
+func TestFromBootFiles_ComputesTheEmptyListOfFedorasShim(t *testing.T) {
+	dir := coreOS(t)
+	put(t, dir, "EFI/fedora/shimx64.efi", shimWith(t, vendorTable("certificate", "")))
+	lists := map[string]measuredboot.Component{}
+	for _, c := range refValsOf(t, dir)[0].MOK {
+		lists[c.Name] = c
+	}
+	compared := 0
+	for _, e := range fedoraLog(t) {
+		name := strings.TrimSuffix(string(e.Data), "\x00")
+		if e.PCR != 14 || name == "MokList" { // which has the certificate of Fedora
+			continue
+		}
+		if compared++; !bytes.Equal(lists[name].SHA256, e.Digest) {
+			t.Errorf("%s: %x, expected %x", name, lists[name].SHA256, e.Digest)
+		}
+	}
+	if compared != 2 {
+		t.Errorf("%d lists were compared", compared)
 	}
 }
 

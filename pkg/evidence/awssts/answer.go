@@ -49,8 +49,11 @@ func read(status int, contentType string, body []byte) (identity, error) {
 			contentType)
 	}
 	if status != http.StatusOK {
-		code := errorCode(body)
+		code, message := errorOf(body)
 		switch {
+		case status >= 400 && status < 500 && slices.Contains(wrong, code) && wrongTime(message):
+			return none, reason.Deny(reason.Internal,
+				"aws-sts: STS rejects the time of the signature, so one of the two times is wrong: %.200q", message)
 		case status >= 400 && status < 500 && slices.Contains(wrong, code):
 			return none, reason.Deny(reason.DocumentInvalid,
 				"aws-sts: STS rejects the signature over this conversation: %s", code)
@@ -81,16 +84,22 @@ func isXML(contentType string) bool {
 	return len(parameters) == 0
 }
 
-func errorCode(body []byte) string {
-	var kind, code, message, requestID string
+// wrongTime reports whether STS says that a signature is too old or not valid yet. It uses the code of a wrong
+// signature for that.
+func wrongTime(message string) bool {
+	return strings.HasPrefix(message, "Signature expired: ") || strings.HasPrefix(message, "Signature not yet current: ")
+}
+
+func errorOf(body []byte) (code, message string) {
+	var kind, requestID string
 	err := parse(body, element{"ErrorResponse", nil, []element{
 		{"Error", nil, []element{{"Type", &kind, nil}, {"Code", &code, nil}, {"Message", &message, nil}}},
 		{"RequestId", &requestID, nil},
 	}})
 	if err != nil {
-		return ""
+		return "", ""
 	}
-	return code
+	return code, message
 }
 
 // element is a required element that occurs exactly once. It has text or children.

@@ -20,7 +20,7 @@
 // transcript is invalid. Confirm checks, in this order:
 //
 //  6. the candidate is an instance of AWS, in the document's region;
-//  7. STS answers. A wrong signature is final; an answer that cannot be parsed is temporary;
+//  7. STS answers. A wrong signature is final. A wrong time, or an answer that cannot be parsed, is temporary;
 //  8. the answer is one whole GetCallerIdentityResponse, with every element once;
 //  9. account, ARN and user id are those of a role's session in the region's partition, and agree
 //     with each other;

@@ -281,9 +281,9 @@ func TestSTSFailuresAreTemporary(t *testing.T) {
 	if _, err := w.present(raw); err != nil {
 		t.Fatal(err)
 	}
-	failure := func(code string) string {
+	failure := func(code string, message ...string) string {
 		return `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>` + code +
-			`</Code><Message>m</Message></Error><RequestId>r</RequestId></ErrorResponse>`
+			`</Code><Message>` + strings.Join(message, "") + `</Message></Error><RequestId>r</RequestId></ErrorResponse>`
 	}
 	const xml = "text/xml"
 	for name, c := range map[string]struct {
@@ -312,8 +312,14 @@ func TestSTSFailuresAreTemporary(t *testing.T) {
 		"a redirect":         {canned{307, xml, "", nil}, reason.ProviderUnavailable},
 		"a wrong signature with status 500": {canned{500, xml, failure("SignatureDoesNotMatch"), nil},
 			reason.ProviderUnavailable},
-		"an empty 200":             {canned{200, xml, "", nil}, reason.ProviderUnavailable},
-		"the signature is wrong":   {canned{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
+		"an empty 200":           {canned{200, xml, "", nil}, reason.ProviderUnavailable},
+		"the signature is wrong": {canned{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
+		"the time is wrong for STS": {canned{403, xml, failure("SignatureDoesNotMatch",
+			"Signature expired: 20191029T154623Z is now earlier than 20191029T163344Z (20191029T164844Z - 15 min.)"), nil},
+			reason.Internal},
+		"the time is not yet valid for STS": {canned{403, xml, failure("SignatureDoesNotMatch",
+			"Signature not yet current: 20191029T174623Z is still later than 20191029T170344Z (20191029T164844Z + 15 min.)"),
+			nil}, reason.Internal},
 		"the key is unknown (yet)": {canned{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
 		"the token is unknown (yet)": {canned{403, xml, failure("UnrecognizedClientException"), nil},
 			reason.ProviderUnavailable},

@@ -5,6 +5,7 @@ package redeem
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,37 +18,41 @@ import (
 const (
 	defaultReturnAfter = 15 * time.Second
 	returnTimeout      = 30 * time.Second
-	// giveUpAfter is the maximum number of attempts to return uses in the background. A write that is
+	// giveUpAfter is the maximum number of attempts to return a use in the background. A write that is
 	// still active after these names an outdated version.
 	giveUpAfter = 8
 	// maxUnserved is the maximum number of tokens with unserved uses. Only a valid token can have any.
 	maxUnserved = 10_000
 )
 
-// unserved has the ids of uses whose request was not served, by the id of their token.
+// unserved has the ids of uses whose request was not served, by the id of their token, and the number of attempts to
+// return each.
 type unserved struct {
 	mu   sync.Mutex
-	uses map[string][]string
+	uses map[string]map[string]int
 }
 
 func (u *unserved) of(tokenID string) []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return slices.Clone(u.uses[tokenID])
+	return slices.Sorted(maps.Keys(u.uses[tokenID]))
 }
 
 // add adds a use, and reports whether the token had none before.
 func (u *unserved) add(tokenID, useID string) (first bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	all, known := u.uses[tokenID]
+	_, known := u.uses[tokenID]
 	if !known && len(u.uses) >= maxUnserved {
 		return false
 	}
 	if u.uses == nil {
-		u.uses = map[string][]string{}
+		u.uses = map[string]map[string]int{}
 	}
-	u.uses[tokenID] = append(all, useID)
+	if !known {
+		u.uses[tokenID] = map[string]int{}
+	}
+	u.uses[tokenID][useID] = 0
 	return !known
 }
 
@@ -55,12 +60,28 @@ func (u *unserved) add(tokenID, useID string) (first bool) {
 func (u *unserved) remove(tokenID string, ids []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	left := slices.DeleteFunc(u.uses[tokenID], func(id string) bool { return slices.Contains(ids, id) })
-	if len(left) == 0 {
+	maps.DeleteFunc(u.uses[tokenID], func(id string, _ int) bool { return slices.Contains(ids, id) })
+	if len(u.uses[tokenID]) == 0 {
 		delete(u.uses, tokenID)
-		return
 	}
-	u.uses[tokenID] = left
+}
+
+// tried counts an attempt to return ids. It deletes those with too many attempts, and reports whether any id is left.
+func (u *unserved) tried(tokenID string, ids []string) (left bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	all := u.uses[tokenID]
+	for _, id := range ids {
+		if n, ok := all[id]; ok && n+1 < giveUpAfter {
+			all[id] = n + 1
+		} else {
+			delete(all, id)
+		}
+	}
+	if len(all) == 0 {
+		delete(u.uses, tokenID)
+	}
+	return len(all) > 0
 }
 
 // markUnserved records that a use was not served, and starts its return.
@@ -73,23 +94,24 @@ func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID strin
 	after := r.ReturnAfter
 	after = cmp.Or(after, defaultReturnAfter)
 	ctx = context.WithoutCancel(ctx)
-	try := 0
 	var again func()
 	again = func() {
-		if try++; r.returnUses(ctx, c) || try == giveUpAfter {
-			r.unserved.remove(c.ID, r.unserved.of(c.ID))
-			return
+		ids := r.unserved.of(c.ID)
+		if !r.returnUses(ctx, c, ids) && r.unserved.tried(c.ID, ids) {
+			time.AfterFunc(after, again)
 		}
-		time.AfterFunc(after, again)
 	}
 	time.AfterFunc(after, again)
 }
 
-// returnUses returns the unserved uses of a token, and reports whether it is finished. A use that is
+// returnUses returns unserved uses of a token, and reports whether the token has no others. A use that is
 // not on the record yet may still be written.
-func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
-	ids := r.unserved.of(c.ID)
-	if len(ids) == 0 || !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
+func (r *Redeemer) returnUses(ctx context.Context, c token.Claims, ids []string) (done bool) {
+	if len(ids) == 0 {
+		return true
+	}
+	if !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
+		r.unserved.remove(c.ID, r.unserved.of(c.ID))
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, returnTimeout)

@@ -231,6 +231,30 @@ func TestRedeem_TriesEightTimesToReturnUses(t *testing.T) {
 	})
 }
 
+// The attempts of a use do not end with those of an earlier use of the same token.
+func TestRedeem_TriesEightTimesForEachUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, m, c := inMemory()
+		r.ReturnAfter = time.Second
+		m.set(func() { m.apply = func() (bool, error) { return false, errNoAnswer } })
+		if err := redeemedBy(t.Context(), t, r, c); code(err) != reason.StoreUnavailable {
+			t.Fatal(err)
+		}
+		after(7 * time.Second)
+		m.set(func() { m.apply = func() (bool, error) { return true, errNoAnswer } })
+		if err := redeemedBy(t.Context(), t, r, c); code(err) != reason.StoreUnavailable || m.uses("one") == 0 {
+			t.Fatalf("%d uses: %v", m.uses("one"), err)
+		}
+		m.set(func() { m.apply = func() (bool, error) { return false, errNoAnswer } })
+		after(2 * time.Second)
+		m.set(func() { m.apply = nil })
+		after(time.Minute)
+		if m.uses("one") != 0 {
+			t.Errorf("%d uses were not returned", m.uses("one"))
+		}
+	})
+}
+
 func TestRedeem_ReturnsAUseThatIsWrittenLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, m, c := inMemory()
