@@ -83,18 +83,11 @@ func Certify(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
 }
 
 // Superseded records that a machine gets a certificate although other keys were approved for its Node in
-// the last hour: those of the given requests. That is an interrupted first boot, or a theft. It returns nil if the
-// history says so already: the approver tries again after an error.
+// the last hour: those of the given requests. That is an interrupted first boot, or a theft.
 func Superseded(rec *v1alpha1.MachineAttestation, requests []string, now time.Time) *v1alpha1.MachineAttestation {
-	const event = "CertificateReplaced"
-	message := truncate("the certificate of another key, from " + strings.Join(requests, ", ") + ", stays valid")
-	for _, h := range rec.Status.History {
-		if h.Event == event && h.Message == message {
-			return nil
-		}
-	}
 	next := rec.DeepCopy()
-	note(&next.Status, now, event, "", "", message)
+	note(&next.Status, now, "CertificateReplaced", "", "", truncate("the certificate of another key, from "+
+		strings.Join(requests, ", ")+", stays valid"))
 	return next
 }
 

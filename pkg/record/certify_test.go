@@ -96,12 +96,6 @@ func TestCertify_RecordsWhatWasBefore(t *testing.T) {
 		"the certificate of another key, from csr-1, csr-2, stays valid"} {
 		t.Errorf("%q", got)
 	}
-	if again := record.Superseded(r, []string{"csr-1", "csr-2"}, start.Add(time.Minute)); again != nil {
-		t.Errorf("noted again: %+v", again.Status.History)
-	}
-	if more := record.Superseded(r, []string{"csr-1"}, start); more == nil {
-		t.Error("another set of requests was not noted")
-	}
 }
 
 // A machine that waits for its certificate receives why the approver refused it. The refusal of an earlier

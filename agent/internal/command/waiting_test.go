@@ -71,7 +71,8 @@ func TestAttest_AnUnreadableDriveStopsTheBoot(t *testing.T) {
 	var out bytes.Buffer
 	a := &agent{console: &console.Console{Out: &out, Err: &out}}
 	a.paths.Disks = t.TempDir()
-	if err := os.Mkdir(filepath.Join(a.paths.Disks, "config-2"), 0o755); err != nil { // reading a folder fails
+	// A read of the memory at address 0 fails with EIO, as that of a broken device does.
+	if err := os.Symlink("/proc/self/mem", filepath.Join(a.paths.Disks, "config-2")); err != nil {
 		t.Fatal(err)
 	}
 	err := a.attestMachine(t.Context(), platform.Machine{Paths: a.paths, ID: "nutanix", Wait: time.Second})

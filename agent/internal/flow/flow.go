@@ -244,7 +244,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
-			if held != nil {
+			if held != nil && !mode.audit {
 				return f.resume(ctx, t, held, err)
 			}
 			if mode.audit || mode.open && !granted && !isFault(err) {

@@ -109,6 +109,30 @@ func TestPreflight_TokenThatCannotBeReplacedIsUsedUntilItExpires(t *testing.T) {
 	}
 }
 
+// Under Audit the gate serves every machine, so a denial never stops a boot.
+func TestPreflight_AuditEndsTheWaitForAToken(t *testing.T) {
+	m, attests, challenges := newMachine(t), 0, 0
+	v := started(t, &verifiertest.Verifier{
+		GateFunc: gate(repeat(503, 100)...),
+		Change: func(c *mcsattestv1.ChallengeResponse) {
+			if challenges++; challenges > 1 {
+				c.Mode = mcsattestv1.Mode_MODE_AUDIT
+			}
+		},
+		AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+			if attests++; attests > 1 {
+				return nil, verifiertest.Denial(classEvidence, false)
+			}
+			return nil, nil
+		},
+	})
+	_, err := m.run(v)
+	var unchanged *flow.Unchanged
+	if !errors.As(err, &unchanged) || !unchanged.Open || attests != 2 {
+		t.Errorf("error %v, %d attestations", err, attests)
+	}
+}
+
 // The gate never redirects. If a server does, the agent does not send it the token.
 func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 	reached := false

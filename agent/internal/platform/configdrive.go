@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -94,19 +95,25 @@ func (m Machine) readConfigDrive(d configDrive) (UserData, error) {
 	}
 	from := "config drive " + d.label
 	v, err := m.volumes().Open(device, volume.ISO9660, volume.FAT, volume.UDF)
-	if errors.Is(err, volume.ErrForeign) {
-		return UserData{}, fmt.Errorf("%s: %w", from, err)
+	var data UserData
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // the device disappeared
+		return UserData{}, errNoDrive
+	case err != nil:
+		err = fmt.Errorf("%s: %w", from, err)
+	default:
+		data, err = readAndClose(v, d.file, from)
 	}
-	if err != nil {
-		return UserData{}, unreadable{fmt.Errorf("%s: %w", from, err)}
-	}
-	data, err := readAndClose(v, d.file, from)
-	// The kernel returns a number. An error without one is about the content.
-	if _, failed := errors.AsType[syscall.Errno](err); failed {
+	if slices.ContainsFunc(deviceErrors, func(one error) bool { return errors.Is(err, one) }) {
 		err = unreadable{err}
 	}
 	return data, err
 }
+
+// deviceErrors are errors of a device that may be over at the next attempt. Every other one is about the content, or
+// about this system.
+var deviceErrors = []error{syscall.EIO, syscall.EBUSY, syscall.ENOMEDIUM, syscall.ENXIO, syscall.EAGAIN,
+	syscall.EINTR, syscall.ETIMEDOUT}
 
 // unreadable is an error that matches [ErrUnreadable].
 type unreadable struct{ error }

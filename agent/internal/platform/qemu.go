@@ -4,6 +4,7 @@ package platform
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,10 +28,7 @@ const fwCfgConfig = "by_name/opt/com.coreos/config"
 // loaded its module; the modprobe is for an agent that runs outside of it.
 func qemu(ctx context.Context, m Machine) (UserData, error) {
 	if _, err := os.Stat(m.Paths.FwCfg); errors.Is(err, fs.ErrNotExist) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		// The error does not matter, only whether the folder exists afterwards.
-		_ = exec.CommandContext(ctx, "modprobe", "qemu_fw_cfg").Run()
+		load(ctx, "qemu_fw_cfg")
 	}
 	raw, err := readFwCfg(filepath.Join(m.Paths.FwCfg, fwCfgConfig))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,6 +40,13 @@ func qemu(ctx context.Context, m Machine) (UserData, error) {
 	return UserData{raw, "qemu fw_cfg"}, nil
 }
 
+// load loads a kernel module. The error does not matter, only whether the device exists afterwards.
+func load(ctx context.Context, module string) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_ = exec.CommandContext(ctx, "modprobe", module).Run()
+}
+
 // qemuOf returns the provider of an architecture. Those without fw_cfg have a disk (Ignition, qemu_blockdev.go).
 func qemuOf(architecture string) provider {
 	if architecture == "s390x" || architecture == "ppc64le" {
@@ -50,11 +55,17 @@ func qemuOf(architecture string) provider {
 	return qemu
 }
 
+// qemuDiskWait is how long Ignition waits for the disk.
+const qemuDiskWait = 5 * time.Minute
+
 // qemuDisk reads the whole virtio disk with the serial number "ignition". NUL bytes follow the config.
 func qemuDisk(ctx context.Context, m Machine) (UserData, error) {
 	device := filepath.Join(filepath.Dir(m.Paths.Disks), "by-id", "virtio-ignition")
 	missing := fmt.Errorf("there is no disk %s", device)
-	ctx, cancel := withWait(ctx, m.Wait)
+	if _, err := os.Stat(device); errors.Is(err, fs.ErrNotExist) {
+		load(ctx, "virtio_blk")
+	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.Wait, qemuDiskWait))
 	defer cancel()
 	for {
 		f, err := os.Open(device)

@@ -40,20 +40,25 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 				return err
 			}
 		}
+		_, noted := r.superseded.Load(csr.Name)
 		first := func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
 			if d.Attested {
 				next, err = record.Certify(rec, d.Certificate(csr.Name), now)
 			} else {
 				next, err = record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
 			}
-			// A stolen front may have written the certificate, so this is noted even if it is recorded.
-			if err == nil && len(d.Superseded) > 0 {
-				next = cmp.Or(record.Superseded(cmp.Or(next, rec), d.Superseded, now), next)
+			// A stolen front may have written the certificate, so this is noted even if it is recorded. It may also have
+			// written the note, so that of an earlier attempt is known from memory.
+			if err == nil && len(d.Superseded) > 0 && !noted {
+				next = record.Superseded(cmp.Or(next, rec), d.Superseded, now)
 			}
 			return next, err
 		}
 		if err := r.o.Records.Update(ctx, d.RecordUID, first); err != nil {
 			return err
+		}
+		if len(d.Superseded) > 0 {
+			r.superseded.Store(csr.Name, true)
 		}
 		how := "created the request with its own credential"
 		if d.Attested {

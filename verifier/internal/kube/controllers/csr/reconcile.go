@@ -33,7 +33,9 @@ type reconciler struct {
 
 	busy     sync.Map // machines and names of Nodes with a decision in progress
 	reported sync.Map // the last outcome in the audit log, by request
-	unknown  sync.Map // the credential of each request whose machine is unknown, by request
+	// superseded has the requests whose approval is noted on the record as one that supersedes others.
+	superseded sync.Map
+	unknown    sync.Map // the credential of each request whose machine is unknown, by request
 }
 
 // Reconcile evaluates one request.
@@ -42,6 +44,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.client.Get(ctx, req.NamespacedName, csr); err != nil {
 		if kerrors.IsNotFound(err) {
 			r.reported.Delete(req.Name)
+			r.superseded.Delete(req.Name)
 			r.unknown.Delete(req.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)

@@ -5,6 +5,7 @@ package csr
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -119,6 +121,55 @@ func asks(name, credential string, request []byte) *certificatesv1.CertificateSi
 			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:ns", "system:authenticated"},
 			Extra:    map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {credential}},
 		},
+	}
+}
+
+// recorded has one record.
+type recorded struct {
+	late
+	rec *v1alpha1.MachineAttestation
+}
+
+func (r *recorded) Update(_ context.Context, _ string, change store.Change) error {
+	next, err := change(r.rec)
+	if next != nil {
+		r.rec = next
+	}
+	return err
+}
+
+// The approval of a request that supersedes others is tried until the API takes it.
+func TestApprove_NotesOnceThatOthersAreSuperseded(t *testing.T) {
+	const key = "k1"
+	known := &recorded{rec: &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{
+		Phase:       v1alpha1.PhaseFetched,
+		Credentials: []v1alpha1.CredentialStatus{{ID: "JTI=1", Expiry: metav1.NewTime(time.Now().Add(time.Hour))}},
+		// A stolen front forged the note.
+		History: []v1alpha1.HistoryEntry{{Event: "CertificateReplaced",
+			Message: "the certificate of another key, from csr-0, stays valid"}},
+	}}}
+	request := asks("csr-1", "JTI=1", nil)
+	r := overAPI(t, known, slog.New(slog.DiscardHandler), request)
+	r.client = interceptor.NewClient(r.client.(trimmed).Client.(client.WithWatch), interceptor.Funcs{
+		SubResourceUpdate: func(context.Context, client.Client, string, client.Object,
+			...client.SubResourceUpdateOption) error {
+			return errors.New("the endpoint fails")
+		}})
+	d := &approver.Decision{Kind: approver.Client, RecordUID: "uid", Proven: true, Node: "w-0", PublicKeySHA256: key,
+		CredentialID: "JTI=1", Superseded: []string{"csr-0"}}
+	for range 3 {
+		if err := r.approve(t.Context(), request, d, time.Now()); err == nil {
+			t.Fatal("the approval was written")
+		}
+	}
+	var notes int
+	for _, h := range known.rec.Status.History {
+		if h.Event == "CertificateReplaced" {
+			notes++
+		}
+	}
+	if notes != 2 {
+		t.Errorf("%d notes: %+v", notes, known.rec.Status.History)
 	}
 }
 
