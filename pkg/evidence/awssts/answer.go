@@ -51,10 +51,11 @@ func read(status int, contentType string, body []byte) (identity, error) {
 	if status != http.StatusOK {
 		code, message := errorOf(body)
 		switch {
-		case status >= 400 && status < 500 && slices.Contains(wrong, code) && wrongTime(message):
-			return none, reason.Deny(reason.Internal,
-				"aws-sts: STS rejects the time of the signature, so one of the two times is wrong: %.200q", message)
 		case status >= 400 && status < 500 && slices.Contains(wrong, code):
+			if wrongTime(message) {
+				return none, reason.Deny(reason.Internal,
+					"aws-sts: STS rejects the time of the signature, so one of the two times is wrong: %.200q", message)
+			}
 			return none, reason.Deny(reason.DocumentInvalid,
 				"aws-sts: STS rejects the signature over this conversation: %s", code)
 		case status >= 400 && status < 500 && slices.Contains(late, code):

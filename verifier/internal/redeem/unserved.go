@@ -66,15 +66,14 @@ func (u *unserved) remove(tokenID string, ids []string) {
 	}
 }
 
-// tried counts an attempt to return ids. It deletes those with too many attempts, and reports whether any id is left.
-func (u *unserved) tried(tokenID string, ids []string) (left bool) {
+// tried counts an attempt to return the uses of a token. It deletes those with too many attempts, and reports whether
+// any is left.
+func (u *unserved) tried(tokenID string) (left bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	all := u.uses[tokenID]
-	for _, id := range ids {
-		if n, ok := all[id]; ok && n+1 < giveUpAfter {
-			all[id] = n + 1
-		} else {
+	for id := range all {
+		if all[id]++; all[id] >= giveUpAfter {
 			delete(all, id)
 		}
 	}
@@ -96,8 +95,7 @@ func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID strin
 	ctx = context.WithoutCancel(ctx)
 	var again func()
 	again = func() {
-		ids := r.unserved.of(c.ID)
-		if !r.returnUses(ctx, c, ids) && r.unserved.tried(c.ID, ids) {
+		if !r.returnUses(ctx, c) && r.unserved.tried(c.ID) {
 			time.AfterFunc(after, again)
 		}
 	}
@@ -106,12 +104,13 @@ func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID strin
 
 // returnUses returns unserved uses of a token, and reports whether the token has no others. A use that is
 // not on the record yet may still be written.
-func (r *Redeemer) returnUses(ctx context.Context, c token.Claims, ids []string) (done bool) {
+func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
+	ids := r.unserved.of(c.ID)
 	if len(ids) == 0 {
 		return true
 	}
 	if !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
-		r.unserved.remove(c.ID, r.unserved.of(c.ID))
+		r.unserved.remove(c.ID, ids)
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, returnTimeout)
