@@ -86,8 +86,24 @@ func TestTroubleshootingHasARowForEveryConditionReason(t *testing.T) {
 			t.Fatalf("%d reasons, %v", len(found), err)
 		}
 	}
-	for _, of := range []string{"Accepted", "ContradictsAnother", "PoolNotFound", "AsExpected"} {
+	page := read(t, "docs/troubleshooting.md")
+	_, others, _ := strings.Cut(page, "### The condition Accepted\n")
+	for _, of := range []string{"Accepted", "ContradictsAnother", "PoolNotFound"} {
 		delete(found, of)
+		if !strings.Contains(others, "| `"+of+"` |") {
+			t.Errorf("docs/troubleshooting.md has no row for the reason %s of the condition Accepted", of)
+		}
+	}
+	delete(found, "AsExpected")
+	events := regexp.MustCompile(`(?m)^\t"[A-Za-z]+": +\{"([A-Za-z]+)", "`).
+		FindAllStringSubmatch(read(t, "verifier/internal/kube/records/history.go"), -1)
+	if len(events) < 10 {
+		t.Errorf("history.go has %d Events", len(events))
+	}
+	for _, e := range events {
+		if !strings.Contains(others, "`"+e[1]+"`") {
+			t.Errorf("docs/troubleshooting.md does not have the Event %s", e[1])
+		}
 	}
 	for name := range found {
 		if !strings.Contains(table, "`"+name+"`") {

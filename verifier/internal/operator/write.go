@@ -372,7 +372,8 @@ func (c *Cluster) keys(ctx context.Context) (*corev1.Secret, Keys, error) {
 	o, err := c.core.Secrets(c.o.Own).Get(ctx, keysSecret, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, Keys{}, hint.New(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret),
-			"the verifier creates it when it starts: check that one runs in the namespace %s", c.o.Own)
+			"the controller that leads creates it: check 'kubectl -n %s get deployment mcs-attest-controller' and its log",
+			c.o.Own)
 	} else if err != nil {
 		return nil, Keys{}, c.failed("get", secrets, c.o.Own, err)
 	}

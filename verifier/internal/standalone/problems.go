@@ -153,7 +153,10 @@ func (b *Backend) reportProblems() {
 }
 
 // initHint is for a folder that is not complete.
-const initHint = "run 'mcs-attest-verifier init' to create a complete folder"
+const initHint = "run 'mcs-attest-verifier init DIR --origin ORIGIN' with this folder and an origin of its configuration"
+
+// pointerHint is for a folder whose pointer configs have the CA of certificates that are lost.
+const pointerHint = "run 'mcs-attest-verifier certs pointer --force pointers/*.ign', and give pointers/*.ign to every machine"
 
 // permissionHint is for a file that another user owns.
 const permissionHint = "give the file to the user that the verifier runs as, with chown"
@@ -165,14 +168,14 @@ func certificateHint(c *config.Config, err error) error {
 		return err == nil
 	}
 	if !slices.ContainsFunc([]string{"ca.crt", "ca.key", "tls.crt", "tls.key"}, exists) {
-		return hint.New(err, initHint)
+		return hint.New(err, initHint+"; if pointers/ has files from before, also "+pointerHint)
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return hint.New(err, permissionHint)
 	}
 	return hint.New(err, "restore tls/tls.crt and tls/tls.key; if only tls/tls.key is lost and tls/ca.key exists, run "+
 		"'mcs-attest-verifier certs rotate --due'; otherwise move the folder tls/ away, run 'mcs-attest-verifier certs "+
-		"init', and give the new pointers/*.ign to every machine")
+		"init', and "+pointerHint)
 }
 
 // keyHint adds what to do about keys that cannot be used.

@@ -197,7 +197,7 @@ func (e explained) whyNot(m admin.Machine) []string {
 		}
 		add("it has joined%s; '%s reattest %s' allows one more provisioning", node, e.env.Name, m.Name)
 	}
-	if len(m.EKSHA256) == 0 && m.ProviderID == "" &&
+	if m.Kind != "BreakGlass" && len(m.EKSHA256) == 0 && m.ProviderID == "" &&
 		(m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
 		add("nothing identifies it: no EK is enrolled for it, and it has no provider id; run '%s enroll --machine %s "+
 			"--identity FILE' to name its TPM", e.env.Name, m.Name)
@@ -245,7 +245,9 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	if m.Reattest != nil {
 		line("may attest again", "until "+m.Reattest.UTC().Format(time.RFC3339))
 	}
-	line("created", m.Created.Format(time.RFC3339)+" ("+age(now, m.Created)+" ago)")
+	if !m.Created.IsZero() {
+		line("created", m.Created.Format(time.RFC3339)+" ("+age(now, m.Created)+" ago)")
+	}
 	line("provider ID", m.ProviderID)
 	for _, ek := range m.EKSHA256 {
 		line("enrolled EK", ek)

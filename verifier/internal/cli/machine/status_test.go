@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
@@ -140,6 +141,24 @@ func TestExplainShowsTheCredentialsAndTheCertificate(t *testing.T) {
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}
+
+// A break-glass token belongs to no machine, so no TPM can be enrolled for it. A folder has no time of its creation.
+func TestExplain_OfABreakGlassTokenAdvisesNoEnrollment(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	token := admin.BreakGlass(&v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{Pool: "worker",
+		MachineUID: record.BreakGlassUID("0a")}})
+	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{token}}
+	var out bytes.Buffer
+	if err := (explained{env: &env.Env{Name: "mcs-attest-verifier"}, state: s}).print(&out, token.Name,
+		&env.Output{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range []string{"enroll", "0001-01-01"} {
+		if strings.Contains(out.String(), wrong) {
+			t.Errorf("%q is in\n%s", wrong, out.String())
 		}
 	}
 }

@@ -32,8 +32,9 @@ read the full config of one pool, three times, for at most an hour. Put it as th
 header "Authorization: Bearer" on the merge source of that machine's pointer config.
 If its image has the agent, boot it with the kernel argument mcs-attest=off.
 
-The gate writes an audit line for each use, and 'status' lists the token. To revoke it
-early, run 'token rotate --now'. The command prints the token only on standard output.`,
+The gate writes an audit line for each use. After the first one, 'status' lists the
+token. To revoke it early, run 'token rotate --now'. The command prints the token only
+on standard output.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if lifetime <= 0 || lifetime > record.MaxBreakGlass {
