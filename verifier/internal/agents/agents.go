@@ -143,9 +143,12 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		empty(w, http.StatusNotFound)
 		return
 	}
-	etag := `"` + sum + `"`
+	size := int(file.size)
+	if r.Method == http.MethodHead {
+		size = 0
+	}
 	if f.Admit != nil {
-		done, ok := f.Admit(r, bodySize(r, file, etag))
+		done, ok := f.Admit(r, size)
 		if !ok {
 			h.Set("Retry-After", "5")
 			empty(w, http.StatusServiceUnavailable)
@@ -155,8 +158,13 @@ func (f *Files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Cache-Control", "public, max-age=31536000, immutable")
-	h.Set("ETag", etag)
-	serve(&paced{w, http.NewResponseController(w), time.Now().Add(stall)}, r, file)
+	h.Set("Content-Length", strconv.FormatInt(file.size, 10))
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodGet {
+		// Always the whole file: Ignition requests no ranges, and many of them cost more than the file.
+		out := &paced{w, http.NewResponseController(w), time.Now().Add(stall)}
+		_, _ = io.Copy(out, io.NewSectionReader(file, 0, file.size)) // the client does not read; net/http ends the connection
+	}
 }
 
 // isHash reports whether s has the form of a SHA-256 as in a path.
@@ -164,40 +172,6 @@ func isHash(s string) bool {
 	raw, err := hex.DecodeString(s)
 	return err == nil && len(raw) == sha256.Size && s == strings.ToLower(s)
 }
-
-func serve(w http.ResponseWriter, r *http.Request, file opened) {
-	http.ServeContent(w, r, "", time.Time{}, io.NewSectionReader(file, 0, file.size))
-}
-
-// bodySize returns the number of bytes of the file that the answer will have. It is zero for HEAD, and
-// for an answer such as 304.
-func bodySize(r *http.Request, file opened, etag string) int {
-	if r.Method == http.MethodHead {
-		return 0
-	}
-	head := *r
-	head.Method = http.MethodHead // the status is that of GET
-	a := answer{header: http.Header{"Etag": {etag}}}
-	serve(&a, &head, file)
-	if a.status != http.StatusOK && a.status != http.StatusPartialContent {
-		return 0
-	}
-	size, err := strconv.Atoi(a.header.Get("Content-Length"))
-	if err != nil {
-		return int(file.size)
-	}
-	return size
-}
-
-// answer is an answer to HEAD that is not sent.
-type answer struct {
-	header http.Header
-	status int
-}
-
-func (a *answer) Header() http.Header         { return a.header }
-func (a *answer) WriteHeader(status int)      { a.status = status }
-func (a *answer) Write(p []byte) (int, error) { return len(p), nil }
 
 // paced ends an answer that the client reads more slowly than minRate. Each write moves the deadline of
 // the next one.

@@ -132,3 +132,31 @@ func TestAttack_T61_AClientThatReadsAnAgentTooSlowlyIsCutOff(t *testing.T) {
 		})
 	}
 }
+
+func TestAttack_T61_ManyRangesCostNoMoreThanTheFile(t *testing.T) {
+	dir, agent := t.TempDir(), make([]byte, 4<<10)
+	if err := os.WriteFile(filepath.Join(dir, "mcs-attest-agent-amd64"), agent, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := agents.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	r := httptest.NewRequest(http.MethodGet, fmt.Sprintf("%s%x", firstboot.URLPath, sha256.Sum256(agent)), nil)
+	r.Header.Set("Range", "bytes=1-1"+strings.Repeat(",1-1", 1900))
+	for _, admitted := range []bool{false, true} {
+		f.Admit = func(*http.Request, int) (func(), bool) { return func() {}, admitted }
+		get := func() *reader {
+			w := &reader{perSecond: 1 << 30, header: http.Header{}}
+			f.ServeHTTP(w, r)
+			return w
+		}
+		if w := get(); (w.got == len(agent)) != admitted {
+			t.Errorf("admitted %v: %d bytes", admitted, w.got)
+		}
+		if n := testing.AllocsPerRun(3, func() { get() }); n > 100 {
+			t.Errorf("admitted %v: %v allocations", admitted, n)
+		}
+	}
+}
