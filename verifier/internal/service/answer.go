@@ -200,13 +200,15 @@ var (
 	}
 )
 
-// proven reports whether the caller proved which Machine it is, by the result of Appraise. The
-// provisioning token proves no Machine. A genuine TPM that is not enrolled does not count either,
-// because an attacker can buy many of them.
-func proven(v *appraisal.Verdict, err error) bool {
+// proven returns the Machine of evidence that Appraise accepted or denied, and whether the evidence is bound to the
+// exchange, so that no copy of it is enough. The provisioning token proves no Machine. A genuine TPM that is not
+// enrolled does not count either, because an attacker can buy many of them.
+func proven(v *appraisal.Verdict, err error) (m *machine.Machine, bound bool) {
 	if err == nil {
-		return v.Machine != nil
+		return v.Machine, !v.Replayable
 	}
-	var r *appraisal.Refusal
-	return errors.As(err, &r) && r.Machine != nil && !r.Unproven
+	if r, ok := errors.AsType[*appraisal.Refusal](err); ok && !r.Unproven {
+		return r.Machine, true
+	}
+	return nil, false
 }

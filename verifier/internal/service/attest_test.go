@@ -27,6 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
@@ -156,8 +157,9 @@ func (joinedInstance) Named(machine.Identity, machine.Rules) *machine.Machine {
 // Each denial reads the Machine and its record.
 func TestAttack_T61_DenialsOfOneMachineAreLimited(t *testing.T) {
 	for _, bound := range []bool{true, false} {
-		records, reads := &noted{}, 0
+		records, reads, kept := &noted{}, 0, 0
 		x := newAttesting(t, evidence.AWSIID)
+		x.Keep = func(*appraisal.Saved) { kept++ }
 		policies := x.View().Policies
 		x.View = func() *view.View {
 			return &view.View{Complete: true, Policies: policies, Machines: joinedInstance{}, Trust: &trust.Trust{}}
@@ -180,7 +182,62 @@ func TestAttack_T61_DenialsOfOneMachineAreLimited(t *testing.T) {
 		}
 		if wrote := map[bool]int{true: allowed}[bound]; reads != allowed || records.n != wrote {
 			t.Errorf("bound %v: %d reads of the Machine, %d updates of its record", bound, reads, records.n)
+		} else if kept != wrote {
+			t.Errorf("bound %v: the evidence of %d calls was kept", bound, kept)
 		}
+	}
+}
+
+// tooSoon is a record whose last attestation was a moment ago.
+type tooSoon struct{ noted }
+
+func (s *tooSoon) Attest(context.Context, string, []string, func(string) bool, store.Change) error {
+	s.n++
+	return reason.Deny(reason.RateLimited, "a moment ago")
+}
+
+// A machine, or a container on it, can attest again and again, each time on a new connection. Each call reads its
+// record. A copy of a document does not limit the machine itself.
+func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
+	const calls, allowed = 50, 10
+	records, kept := &tooSoon{}, 0
+	x := newAttesting(t, evidence.AWSIID)
+	x.Records, x.Keep = records, func(*appraisal.Saved) { kept++ }
+	tokens, err := token.KeySet{}.Rotate(x.Now(), rand.Reader, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Issuer, x.TokenKeys = "https://verifier", func() token.KeySet { return tokens }
+	x.request.Cloud = []*mcsattestv1.CloudEvidence{
+		{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+	}
+	for _, bound := range []bool{false, true} {
+		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
+		records.n, kept = 0, 0
+		proven := 0
+		for range calls {
+			c, err := x.attest(t)
+			if reason.From(err).Code != reason.RateLimited {
+				t.Fatal(err)
+			}
+			if c.proven {
+				proven++
+			}
+		}
+		want := map[bool][3]int{true: {allowed, allowed, allowed}, false: {calls, 0, allowed}}[bound]
+		if got := [3]int{records.n, proven, kept}; got != want {
+			t.Errorf("bound %v: reads of the record, lines without a limit, kept evidence: %v, want %v", bound, got, want)
+		}
+	}
+}
+
+// Whoever reads the shared token from the user data can attest with it without end.
+func TestAttack_T49_LinesAboutTheProvisioningTokenHaveABudget(t *testing.T) {
+	x := newAttesting(t, evidence.ProvisioningToken)
+	x.present(current)
+	x.Provisioning = func() provisioning.View { return tokenView(x.Now(), current) }
+	if c, err := x.attest(t); err != nil || c.proven {
+		t.Errorf("proven %v, %v", c.proven, err)
 	}
 }
 

@@ -138,7 +138,7 @@ const maxBodies = 24 << 20
 func (s *Service) Handler() (string, http.Handler) {
 	s.bodies, s.turns, s.provenTurns = listen.NewBodies(maxBodies), newTurns(), newTurns()
 	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
-	s.denials = listen.NewKeyedLimiter[denialKey](0.5, 10)
+	s.attempts = listen.NewKeyedLimiter[attempt](0.5, 10)
 	s.rehearsals = s.newRehearsals()
 	return "/" + mcsattestv1connect.AttestationName + "/", http.HandlerFunc(s.serve)
 }

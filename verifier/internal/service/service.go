@@ -102,7 +102,7 @@ type Service struct {
 	// provenTurns is for callers with a valid sealed challenge or ticket.
 	provenTurns *listen.Turns
 	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
-	denials     *listen.KeyedLimiter[denialKey]
+	attempts    *listen.KeyedLimiter[attempt]
 	rehearsals  *rehearsal.Rehearsals
 }
 
@@ -217,7 +217,23 @@ func (s *Service) attest(ctx context.Context, c *call,
 			return s.holder(ctx, id)
 		},
 	}
-	verdict, err := s.appraise(ctx, c, in, conn, ev)
+	var answers appraisal.Answers
+	if s.Keep != nil {
+		in = answers.Recording(in)
+	}
+	verdict, err := s.appraise(ctx, c, &in, ev)
+	if m, bound := proven(verdict, err); m != nil {
+		// Each costs a read of the Machine's record or a write of it, a line of the audit log, and a file with Keep.
+		allowed := s.attempts.Allow(c.start, attempt{machine: m.UID, bound: bound})
+		if bound && !allowed {
+			return nil, reason.Deny(reason.RateLimited, "Machine %s attested too often", m)
+		}
+		if s.Keep != nil && allowed {
+			saved := appraisal.Save(in, conn, ev, c.start, c.id)
+			saved.Answers = answers
+			s.Keep(saved)
+		}
+	}
 	if err != nil {
 		return nil, s.denied(ctx, c, err, ev)
 	}
@@ -235,25 +251,15 @@ func (s *Service) attest(ctx context.Context, c *call,
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }
 
-// appraise appraises evidence. Before it denies a wrong provisioning token, it reads the tokens again. It keeps the
-// evidence of a caller that proved which Machine it is.
-func (s *Service) appraise(ctx context.Context, c *call, in appraisal.Context, conn appraisal.Connection,
-	ev appraisal.Evidence) (*appraisal.Verdict, error) {
-	var answers appraisal.Answers
-	if s.Keep != nil {
-		in = answers.Recording(in)
-	}
-	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
+// appraise appraises evidence. Before it denies a wrong provisioning token, it reads the tokens again, into in.
+func (s *Service) appraise(ctx context.Context, c *call, in *appraisal.Context, ev appraisal.Evidence) (
+	*appraisal.Verdict, error) {
+	verdict, err := appraisal.Appraise(ctx, *in, ev, c.start)
 	c.yield()
 	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
 		if in.ProvisioningTokens, err = s.rereadTokens(ctx, c, in.ProvisioningTokens, err); err == nil {
-			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
+			verdict, err = appraisal.Appraise(ctx, *in, ev, c.start)
 		}
-	}
-	if s.Keep != nil && proven(verdict, err) {
-		saved := appraisal.Save(in, conn, ev, c.start, c.id)
-		saved.Answers = answers
-		s.Keep(saved)
 	}
 	return verdict, err
 }
@@ -264,10 +270,6 @@ func (s *Service) afterVerdict(ctx context.Context, c *call, v *appraisal.Verdic
 	if v.Replayable {
 		c.proven = false
 		return denial
-	}
-	if tooMany := s.deniedTooOften(c, v.Machine, true, denial); tooMany != nil {
-		c.proven = false
-		return tooMany
 	}
 	return s.noteDenial(ctx, c, v.Machine, denial)
 }
@@ -407,13 +409,15 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 		return err
 	}
 	if r.Machine != nil {
-		if tooMany := s.deniedTooOften(c, r.Machine, !r.Unproven, err); tooMany != nil {
-			return tooMany
+		if !r.Unproven {
+			return s.noteDenial(ctx, c, r.Machine, s.confirmed(ctx, c, r.Machine, err))
 		}
-		if err = s.confirmed(ctx, c, r.Machine, err); r.Unproven {
-			return err
+		key := attempt{machine: r.Machine.UID, denial: reason.From(err).Code}
+		if !passing(err) && !s.attempts.Allow(c.start, key) {
+			c.extra = append(c.extra, slog.String("denied", err.Error()))
+			return reason.Deny(reason.RateLimited, "Machine %s was denied too often", r.Machine)
 		}
-		return s.noteDenial(ctx, c, r.Machine, err)
+		return s.confirmed(ctx, c, r.Machine, err)
 	}
 	if r.EKSHA256 != ([sha256.Size]byte{}) {
 		c.ek = hex.EncodeToString(r.EKSHA256[:])
@@ -438,21 +442,12 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	return err
 }
 
-// denialKey is a Machine, whether the caller proved to be it, and why it was denied.
-type denialKey struct {
-	uid    string
-	proven bool
-	code   reason.Code
-}
-
-// deniedTooOften returns a temporary denial if the Machine was denied very often recently for this reason. A denial
-// costs a read of the Machine, one of its record, and a line of the audit log, and a node can cause any number.
-func (s *Service) deniedTooOften(c *call, m *machine.Machine, proven bool, denial error) error {
-	if passing(denial) || s.denials.Allow(c.start, denialKey{m.UID, proven, reason.From(denial).Code}) {
-		return nil
-	}
-	c.extra = append(c.extra, slog.String("denied", denial.Error()))
-	return reason.Deny(reason.RateLimited, "Machine %s was denied too often", m)
+// attempt is what is limited of each Machine: attestations that prove it (bound) or have a document that may be a copy,
+// and the denials of those for each reason. So a copy of a document does not limit the machine itself.
+type attempt struct {
+	machine string // its UID
+	bound   bool
+	denial  reason.Code
 }
 
 // confirmed returns the denial for the caller. If a permanent denial depends on the state of the
