@@ -82,7 +82,9 @@ type Decision struct {
 	Pool          string // as requested; "" if the path names none
 	Label         string // for metrics; "" if no policy covers the pool
 	Method        string
-	Outcome       string         // "allowed", "denied", "would-deny", "pre-approved"
+	// Outcome is "allowed", "denied", "would-deny", "pre-approved", or "disconnected": the client did not wait, and
+	// Denial may have no other cause.
+	Outcome string
 	Denial        *reason.Denial // nil if allowed or pre-approved
 	CorrelationID string
 	Claims        *token.Claims // of a verified token
@@ -252,6 +254,9 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 	d.Label, d.Claims = req.policy.Label, req.claims
 	if err != nil {
 		d.Outcome, d.Denial = "denied", reason.From(err)
+		if d.Denial.Code.Temporary() && r.Context().Err() != nil {
+			d.Outcome = "disconnected"
+		}
 	}
 	d.Took = g.Now().Sub(start)
 	if g.Observe != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -561,6 +562,36 @@ func TestConcurrent_LimitsUpstreamResponses(t *testing.T) {
 			t.Errorf("the slot was not given back: %d", rec.Code)
 		}
 	})
+}
+
+// A client that does not wait is no outage of the Machine Config Server.
+func TestConfig_ReportsAClientThatDisconnected(t *testing.T) {
+	for _, disconnects := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture()
+			f.policy.Mode = Audit
+			f.Upstream = Proxy(&url.URL{Scheme: "https", Host: "mcs.test"}, silent{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if disconnects {
+				time.AfterFunc(50*time.Millisecond, cancel)
+			}
+			f.do(t, get("/config/worker", "").WithContext(ctx))
+			want := map[bool]string{true: "disconnected", false: "denied"}[disconnects]
+			if len(f.decisions) != 1 || f.decisions[0].Outcome != want ||
+				f.decisions[0].Denial.Code != reason.UpstreamUnavailable {
+				t.Errorf("disconnects %v: %+v", disconnects, f.decisions)
+			}
+		})
+	}
+}
+
+// silent never answers.
+type silent struct{}
+
+func (silent) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
 }
 
 // Clients without a token use up the slots of an open pool. A machine of another pool with a valid token, or with the

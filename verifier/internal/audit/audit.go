@@ -73,7 +73,7 @@ func New(out *slog.Logger) *Log {
 // Decision is a decision about one call.
 type Decision struct {
 	Event         string // "challenge", "attest", "certify", "fetch", "report", "rehearse-challenge", "rehearse"
-	Outcome       string // "allowed", "denied", "would-deny"
+	Outcome       string // "allowed", "denied", "would-deny", "disconnected"
 	Denial        *reason.Denial
 	CorrelationID string
 	Source        string // the client's address

@@ -67,8 +67,8 @@ type Options struct {
 	// PerSecond and Burst are the budget. Zero selects the default.
 	PerSecond float64
 	Burst     int
-	// PerSource is the budget of each source per second. The burst is ten times that. Zero selects the
-	// default.
+	// PerSource is the budget of each source per second. The burst is ten times that. Neither is more than half of the
+	// budget of all, so that one source leaves the other half to others. Zero selects the default.
 	PerSource float64
 }
 
@@ -117,12 +117,12 @@ func New(provider string, o Options) *Caller {
 		o.Now = time.Now
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	o.PerSecond, o.Burst, o.PerSource = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst),
-		cmp.Or(o.PerSource, perSource)
+	o.PerSecond, o.Burst = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst)
+	o.PerSource = min(cmp.Or(o.PerSource, perSource), o.PerSecond/2)
 	return &Caller{
 		provider: provider, o: o,
 		budget:  rate.NewLimiter(rate.Limit(o.PerSecond), o.Burst),
-		sources: listen.NewLimiterWithBurst(o.PerSource, max(int(sourceBurst*o.PerSource), 1)),
+		sources: listen.NewLimiterWithBurst(o.PerSource, max(min(int(sourceBurst*o.PerSource), o.Burst/2), 1)),
 		kept:    map[string]answer{}, flight: map[string]*flight{},
 	}
 }

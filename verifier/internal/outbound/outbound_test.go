@@ -330,6 +330,27 @@ func TestAttack_T51_ASourceThatFloodsUsesOnlyItsOwnShare(t *testing.T) {
 	})
 }
 
+// An administrator who raises the share of one address, because many machines have it, leaves half of all to others.
+func TestAttack_T51_ALargeShareLeavesHalfToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p := outbound.New("cloud", outbound.Options{PerSource: 50}), &peer{}
+		from := func(source, key string) error {
+			ctx := outbound.For(t.Context(), netip.MustParseAddr(source), func() {})
+			_, err := outbound.Ask(ctx, c, "Describe", key, time.Minute, p.ask)
+			return err
+		}
+		for second := range 60 {
+			for n := range 100 {
+				_ = from("192.0.2.1", fmt.Sprint(second, n)) // as much as it may
+			}
+			if err := from("192.0.2.2", fmt.Sprint("honest", second)); err != nil {
+				t.Fatalf("second %d: %v", second, err)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
 // A source without a budget may still wait for another's call, and its denial
 // does not deny other callers with the same question.
 func TestDenialOfOneSource_DoesNotAffectAnother(t *testing.T) {

@@ -38,7 +38,10 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	outcome, code := "allowed", ""
 	if d != nil {
 		outcome, code = "denied", d.Code.String()
-		if s.mode(c) == v1alpha1.ModeAudit {
+		switch {
+		case d.Code.Temporary() && errors.Is(ctx.Err(), context.Canceled):
+			outcome = "disconnected" // the denial may have no other cause
+		case s.mode(c) == v1alpha1.ModeAudit:
 			outcome = "would-deny"
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -167,6 +169,23 @@ func TestCertify_WaitsForTheController(t *testing.T) {
 	}
 	if x.records.writes != 1 {
 		t.Errorf("%d writes", x.records.writes)
+	}
+}
+
+// The alert about outages does not select clients that did not wait.
+func TestFinish_ReportsAClientThatDisconnected(t *testing.T) {
+	x := newAttesting(t, evidence.AWSIID)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	var outcomes []string
+	x.Observe = func(_, _, outcome, _ string, _ time.Duration) { outcomes = append(outcomes, outcome) }
+	for _, ctx := range []context.Context{gone, t.Context()} {
+		for _, code := range []reason.Code{reason.StoreUnavailable, reason.Malformed} {
+			_ = x.finish(ctx, "attest", &call{start: x.Now()}, reason.Deny(code, "a denial"))
+		}
+	}
+	if want := []string{"disconnected", "denied", "denied", "denied"}; !slices.Equal(outcomes, want) {
+		t.Errorf("%v, want %v", outcomes, want)
 	}
 }
 

@@ -103,7 +103,7 @@ type Records struct {
 	o       Options
 	busy    turns // by UID; a replica makes one change of a record at a time
 	waiting admission
-	trouble atomic.Int64 // when a call was last slow or had no answer (Unix time in ns)
+	trouble atomic.Pointer[time.Time] // when a call was last slow or had no answer
 }
 
 // New returns Records. It makes no call.
@@ -128,7 +128,7 @@ func New(o Options) *Records {
 // count uses of a token that another replica has not returned yet.
 func (r *Records) Failing() bool {
 	at := r.trouble.Load()
-	return at != 0 && time.Since(time.Unix(0, at)) < troubleLasts
+	return at != nil && time.Since(*at) < troubleLasts // without the wall clock, which may be set back
 }
 
 // session is the work of one request on one record. Its first Update starts from what Record read: the
@@ -287,7 +287,7 @@ func (r *Records) do(ctx context.Context, verb, resource string, call func(conte
 	err := call(bounded)
 	// A client that disconnects or has little time left does not count as trouble of the API.
 	if time.Since(began) > slowCall || ctx.Err() == nil && unanswered(err) {
-		r.trouble.Store(time.Now().UnixNano())
+		r.trouble.Store(new(time.Now()))
 	}
 	return err
 }
