@@ -10,8 +10,8 @@ import (
 // drainPoll is the time between two scans of the connections.
 const drainPoll = 100 * time.Millisecond
 
-// Drain waits until no open connection has a Challenge in progress or a valid challenge without an answer, or
-// until ctx ends. http.Server.Shutdown closes a connection that has only a challenge, because no request is
+// Drain waits until no open connection has a Challenge in progress, a valid challenge without an answer, or a client that
+// attested and has no certificate yet, or until ctx ends. http.Server.Shutdown closes a connection that has only a challenge, because no request is
 // active on it. Meanwhile l accepts connections.
 func (l *Limited) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainPoll)
@@ -25,7 +25,7 @@ func (l *Limited) Drain(ctx context.Context) {
 	}
 }
 
-// owed reports whether a connection has, or will have, a challenge without an answer.
+// owed reports whether a client needs its connection, or will need it.
 func (l *Limited) owed() bool {
 	now := time.Now()
 	l.mu.Lock()

@@ -17,9 +17,14 @@ func TestDrain_WaitsForAnswers(t *testing.T) {
 		during func(net.Conn, *Connection) // after one second; nil: nothing happens
 		want   time.Duration
 	}{
-		"the Challenge fails":        {0, func(_ net.Conn, c *Connection) { c.Challenging(false) }, time.Second},
-		"the challenge expires":      {2 * time.Second, nil, 2 * time.Second},
-		"the client answers":         {time.Minute, func(_ net.Conn, c *Connection) { c.Answered() }, time.Second},
+		"the Challenge fails":       {0, func(_ net.Conn, c *Connection) { c.Challenging(false) }, time.Second},
+		"the challenge expires":     {2 * time.Second, nil, 2 * time.Second},
+		"the client answers":        {time.Minute, func(_ net.Conn, c *Connection) { c.Answered(false) }, time.Second},
+		"it asks for a certificate": {time.Minute, func(_ net.Conn, c *Connection) { c.Answered(true) }, 5 * time.Second},
+		"it has its certificate": {time.Minute, func(_ net.Conn, c *Connection) {
+			c.Answered(true)
+			c.Certified()
+		}, time.Second},
 		"the connection closes":      {time.Minute, func(conn net.Conn, _ *Connection) { _ = conn.Close() }, time.Second},
 		"the client does not answer": {time.Minute, nil, 5 * time.Second},
 	} {

@@ -59,12 +59,18 @@ func (c *Connection) Challenged(owed time.Duration) {
 	c.note(func(own *conn) { own.claimed, own.owing = true, time.Now().Add(owed) })
 }
 
-// Answered records that the answer to the challenge was received.
-func (c *Connection) Answered() { c.note(func(own *conn) { own.owing = time.Time{} }) }
+// Answered records that the challenge was answered. If proven, the client has attested and will ask for its certificate
+// here, and the connection stays open. A shutdown waits for that, too, for what remains of the time owed.
+func (c *Connection) Answered(proven bool) {
+	c.note(func(own *conn) {
+		if own.proven = own.proven || proven; !proven {
+			own.owing = time.Time{}
+		}
+	})
+}
 
-// Proven records that the client has attested and will ask for its certificate here, so that the connection
-// stays open.
-func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }
+// Certified records that the client needs this connection no longer.
+func (c *Connection) Certified() { c.note(func(own *conn) { own.owing = time.Time{} }) }
 
 // reading records whether a handler is reading a body.
 func (c *Connection) reading(yes bool) { c.note(func(own *conn) { own.slow = yes }) }

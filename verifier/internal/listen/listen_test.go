@@ -125,7 +125,7 @@ func TestAttack_T61_UnprovenConnectionsAreClosedFirst(t *testing.T) {
 	proven.enter(busy)
 	proven.enter(waiting)
 	proven.Connection.conn = proven
-	proven.Proven()
+	proven.Answered(true)
 	challenged := accept("192.0.2.1:2") // 1
 	challenged.enter(busy)
 	challenged.enter(waiting)
@@ -178,7 +178,7 @@ func TestAttack_T61_ProvenConnectionsOfOneSourceGiveWayToOthers(t *testing.T) {
 		c.enter(busy)
 		c.enter(waiting)
 		c.Connection.conn = c
-		c.Proven()
+		c.Answered(true)
 		held = append(held, c)
 	}
 	if c := admit("198.51.100.1:1"); c != nil {

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,10 +11,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
+
+// fileTime is the format of the time in a file's name. It sorts by time.
+const fileTime = "20060102T150405.000Z"
 
 // evidenceKeeper stores the latest Attest calls whose quote verified, for the command "appraise".
 type evidenceKeeper struct {
@@ -21,7 +27,12 @@ type evidenceKeeper struct {
 	max int
 	log *slog.Logger
 	mu  sync.Mutex
+	// waiting are the calls that write, or wait for that. Machines wait for their token meanwhile.
+	waiting atomic.Int32
 }
+
+// maxWaiting is how many calls wait for a slow disk. The evidence of further ones is not kept.
+const maxWaiting = 4
 
 func newEvidenceKeeper(dir string, limit int, log *slog.Logger) (*evidenceKeeper, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -32,11 +43,16 @@ func newEvidenceKeeper(dir string, limit int, log *slog.Logger) (*evidenceKeeper
 
 // Keep writes s, and removes the oldest ones above max.
 func (k *evidenceKeeper) Keep(s *appraisal.Saved) {
+	defer k.waiting.Add(-1)
+	if k.waiting.Add(1) > maxWaiting {
+		k.log.Warn("evidence not kept: the disk is too slow", "correlation_id", s.CorrelationID)
+		return
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	raw, err := s.Encode()
 	if err == nil {
-		name := s.Time.Format("20060102T150405.000Z") + "-" + s.CorrelationID + ".json"
+		name := s.Time.Format(fileTime) + "-" + s.CorrelationID + ".json"
 		err = wholefile.Write(filepath.Join(k.dir, name), 0o600, raw)
 	}
 	if err != nil {
@@ -48,7 +64,11 @@ func (k *evidenceKeeper) Keep(s *appraisal.Saved) {
 		return
 	}
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return !strings.HasSuffix(e.Name(), ".json") })
-	for i := 0; i < len(entries)-k.max; i++ { // ReadDir sorts by name, and the name begins with the time
+	// ReadDir sorts by name, and the name begins with the time. If the clock was ahead, those files go first.
+	later := s.Time.Add(time.Hour).Format(fileTime)
+	ahead, _ := slices.BinarySearchFunc(entries, later, func(e os.DirEntry, t string) int { return cmp.Compare(e.Name(), t) })
+	entries = slices.Concat(entries[ahead:], entries[:ahead])
+	for i := 0; i < len(entries)-k.max; i++ {
 		if err := os.Remove(filepath.Join(k.dir, entries[i].Name())); err != nil {
 			k.log.Error("old evidence not removed", "error", err)
 		}

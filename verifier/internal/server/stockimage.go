@@ -78,7 +78,7 @@ func (s *Server) closeAgents() error {
 // preApproved serves the pre-approved configs. For a pool that accepts an attestation in the real
 // root, the config carries the agent. It returns nil if there are no such configs.
 func (s *Server) preApproved() http.Handler {
-	configs := s.Configs(true)
+	configs, whole := s.Configs(true), s.Configs(false)
 	if configs == nil {
 		return nil
 	}
@@ -102,8 +102,9 @@ func (s *Server) preApproved() http.Handler {
 		if err != nil {
 			return nil, reason.Wrap(reason.ConfigUnavailable, err, "read the CA of the agent's pointer config")
 		}
-		carrying, err := cache.get(agentConfigKey{pool, plain}, authorities, func() (*gate.Rendered, error) {
-			return s.withAgent(pool, plain, authorities)
+		full, _ := whole.Config(pool, accept) // if only an upstream has it, the agent checks it
+		carrying, err := cache.get(agentConfigKey{pool, plain, full}, authorities, func() (*gate.Rendered, error) {
+			return s.withAgent(pool, plain, full, authorities)
 		})
 		if err != nil {
 			return nil, err
@@ -114,7 +115,14 @@ func (s *Server) preApproved() http.Handler {
 	}}
 }
 
-func (s *Server) withAgent(pool string, plain *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
+// withAgent adds the agent to a pre-approved config. If Ignition could not apply the full config after it, machines wait
+// for a change of one of the two: a machine cannot repeat its first boot. The full config may be nil.
+func (s *Server) withAgent(pool string, plain, full *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
+	if full != nil {
+		if err := firstboot.CannotApplyTwice(full.Bytes(), plain.Bytes()); err != nil {
+			return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", pool)
+		}
+	}
 	hashes, err := s.agents.Hashes(s.Config.Agents.Architectures...)
 	if err != nil {
 		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", pool)
@@ -139,14 +147,15 @@ type agentConfigs struct {
 		key         agentConfigKey
 		authorities []byte
 		config      *gate.Rendered
+		err         error
 	}
 	next int
 }
 
-// agentConfigKey names a config without the agent.
+// agentConfigKey names a config without the agent, and the full one.
 type agentConfigKey struct {
-	pool  string
-	plain *gate.Rendered
+	pool        string
+	plain, full *gate.Rendered
 }
 
 func (c *agentConfigs) get(key agentConfigKey, authorities []byte, make func() (*gate.Rendered, error)) (
@@ -155,15 +164,12 @@ func (c *agentConfigs) get(key agentConfigKey, authorities []byte, make func() (
 	defer c.mu.Unlock()
 	for i := range c.ring {
 		if e := &c.ring[i]; e.key == key && bytes.Equal(e.authorities, authorities) {
-			return e.config, nil
+			return e.config, e.err
 		}
 	}
 	config, err := make()
-	if err != nil {
-		return nil, err
-	}
 	e := &c.ring[c.next]
-	e.key, e.authorities, e.config = key, authorities, config
+	e.key, e.authorities, e.config, e.err = key, authorities, config, err
 	c.next = (c.next + 1) % len(c.ring)
-	return config, nil
+	return config, err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -143,17 +144,27 @@ func TestAttack_T61_AnswersWithoutABodyLeaveTheRateToDownloads(t *testing.T) {
 // realRoot is a backend with one pool, whose policy has stage: RealRoot.
 type realRoot struct {
 	backend.Backend
-	view   *view.View
-	config *gate.Rendered
+	view         *view.View
+	config, full *gate.Rendered
 }
 
 func (b *realRoot) View() *view.View             { return b.view }
 func (b *realRoot) Authorities() ([]byte, error) { return nil, nil }
-func (b *realRoot) Configs(bool) *gate.Source {
-	return &gate.Source{Config: func(string, specversion.Accept) (*gate.Rendered, error) { return b.config, nil }}
+func (b *realRoot) Configs(preApproved bool) *gate.Source {
+	return &gate.Source{Config: func(string, specversion.Accept) (*gate.Rendered, error) {
+		if preApproved {
+			return b.config, nil
+		}
+		if b.full == nil {
+			return nil, reason.Deny(reason.ConfigUnavailable, "no config")
+		}
+		return b.full, nil
+	}}
 }
 
-func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
+// newRealRoot returns a backend with a pre-approved config and a full one, which may be "".
+func newRealRoot(t *testing.T, preApproved, full string) *realRoot {
+	t.Helper()
 	policies, err := policy.Compile(v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"},
 		Spec: v1alpha1.AttestationPolicySpec{
 			Pools: []string{"worker"}, Unattested: v1alpha1.UnattestedPreApproved, Stage: v1alpha1.StageRealRoot,
@@ -161,12 +172,43 @@ func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := gate.NewRendered([]byte(`{"ignition":{"version":"3.0.0"}}`))
+	b := &realRoot{view: &view.View{Policies: policies}}
+	if b.config, err = gate.NewRendered([]byte(preApproved)); err == nil && full != "" {
+		b.full, err = gate.NewRendered([]byte(full))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return b
+}
+
+// A machine cannot repeat its first boot.
+func TestPreApproved_DeniesAConfigThatTheFullOneCannotFollow(t *testing.T) {
+	const group = `{"ignition":{"version":"3.1.0"},"passwd":{"groups":[{"name":"admins"}]}}`
 	s, _ := downloads(t, []byte("agent"))
-	s.Backend = &realRoot{view: &view.View{Policies: policies}, config: config}
+	b := newRealRoot(t, group, group)
+	s.Backend = b
+	get := s.preApproved().(gate.Source).Config
+	for range 2 { // the second answer is from the cache
+		config, err := get("worker", nil)
+		if d := reason.From(err); d == nil || d.Code != reason.ConfigUnavailable ||
+			!strings.Contains(err.Error(), `pool worker: `) || !strings.Contains(err.Error(), `passwd.groups "admins"`) {
+			t.Fatalf("%v, %v", config, err)
+		}
+	}
+	b.full = nil // an upstream has it
+	if config, err := get("worker", nil); err != nil || config == nil {
+		t.Errorf("without the full config: %v, %v", config, err)
+	}
+	b.full = newRealRoot(t, `{"ignition":{"version":"3.1.0"}}`, "").config
+	if config, err := get("worker", nil); err != nil || config == nil {
+		t.Errorf("with a corrected config: %v, %v", config, err)
+	}
+}
+
+func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
+	s, _ := downloads(t, []byte("agent"))
+	s.Backend = newRealRoot(t, `{"ignition":{"version":"3.0.0"}}`, `{"ignition":{"version":"3.0.0"}}`)
 	handler := s.preApproved()
 	for accept, want := range map[string]int{
 		"3.0.0": http.StatusBadRequest, "2.2.0": http.StatusBadRequest, "3.1.0": http.StatusOK, "3.5.0": http.StatusOK,

@@ -61,11 +61,8 @@ var methods = map[string]*method{
 		event: "attest", limit: MaxAttest, proof: "sealed",
 		request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
-			c.conn.Answered()
 			res, err := s.attest(ctx, c, req.(*mcsattestv1.AttestRequest))
-			if res.GetCertifyTicket() != "" {
-				c.conn.Proven()
-			}
+			c.conn.Answered(res.GetCertifyTicket() != "")
 			return orNil(res, err)
 		},
 	},
@@ -74,6 +71,9 @@ var methods = map[string]*method{
 		request: func() proto.Message { return &mcsattestv1.CertifyRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
 			res, err := s.certify(ctx, c, req.(*mcsattestv1.CertifyRequest))
+			if len(res.GetCertificates()) > 0 || err != nil && !reason.From(err).Code.Temporary() {
+				c.conn.Certified()
+			}
 			return orNil(res, err)
 		},
 	},
