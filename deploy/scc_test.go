@@ -247,3 +247,11 @@ func asItShouldBe(t *testing.T, overlay, account string, p *core.PodSpec) {
 		}
 	}
 }
+
+// A replica that is not ready prevents no drain: otherwise an upgrade of the cluster stops while no controller works.
+func TestController_DrainsDoNotWaitForBrokenReplicas(t *testing.T) {
+	budget := find(t, Objects(t, "openshift"), "PodDisruptionBudget", "mcs-attest-controller")
+	if spec := budget.Object["spec"].(map[string]any); spec["unhealthyPodEvictionPolicy"] != "AlwaysAllow" {
+		t.Errorf("%v", spec)
+	}
+}

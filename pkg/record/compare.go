@@ -45,7 +45,7 @@ func Compare(s State, m *machine.Machine, now time.Time) Step {
 	switch {
 	case quarantined && !s.Quarantined:
 		return StepQuarantine
-	case quarantined && s.Unrevoked:
+	case s.Unrevoked && s.Quarantined && (quarantined || s.Restored): // a restore brings deleted Secrets back
 		return StepRevoke
 	case s.Exists && !s.Joined && (s.Arrived || joined && !m.Granted(now)):
 		return StepJoin

@@ -390,7 +390,7 @@ func (g *Guard) Problems() (texts []string) {
 	}
 	for _, n := range g.restores {
 		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and "+
-			"latches were set again%s; review policies, quarantines, enrollments and grants, "+
+			"latches were set again%s; review policies, quarantines, enrollments, grants and the CA bundle, "+
 			"then annotate this object with %s=TIME, the current time in RFC 3339",
 			n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
 	}
