@@ -142,7 +142,7 @@ func (p *parser) header() error {
 	for range n {
 		a := algorithm{id: binary.LittleEndian.Uint16(spec), size: int(binary.LittleEndian.Uint16(spec[2:]))}
 		spec = spec[4:]
-		if want := digestSize(a.id); want == 0 || want != a.size {
+		if want := sizes[a.id]; want == 0 || want != a.size {
 			return malformed(0, "digest algorithm 0x%04x with %d bytes", a.id, a.size)
 		}
 		if p.find(a.id) >= 0 {

@@ -2,11 +2,6 @@
 
 package eventlog
 
-import (
-	"crypto/sha256"
-	"crypto/sha512"
-)
-
 // PCRs are the replayed values of one bank's PCRs.
 type PCRs struct {
 	size   int
@@ -31,28 +26,18 @@ func (l *Log) Replay() *PCRs {
 		}
 	}
 	p.values[0][p.size-1] = l.Locality
-	var buf [128]byte // the old value, then the digest
+	h := hashes[l.Bank].New()
 	for i := range l.Events {
 		e := &l.Events[i]
 		if !e.Extends() {
 			continue
 		}
 		v := p.Value(e.PCR)
-		n := copy(buf[:], v)
-		n += copy(buf[n:], e.Digest)
 		p.events[e.PCR]++
-		// Not [Hash], which allocates.
-		switch l.Bank {
-		case SHA256:
-			d := sha256.Sum256(buf[:n])
-			copy(v, d[:])
-		case SHA384:
-			d := sha512.Sum384(buf[:n])
-			copy(v, d[:])
-		case SHA512:
-			d := sha512.Sum512(buf[:n])
-			copy(v, d[:])
-		}
+		h.Reset()
+		h.Write(v)
+		h.Write(e.Digest)
+		h.Sum(v[:0])
 	}
 	return p
 }

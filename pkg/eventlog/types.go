@@ -3,8 +3,9 @@
 package eventlog
 
 import (
-	"crypto/sha256"
-	"crypto/sha512"
+	"crypto"
+	_ "crypto/sha256" // for crypto.Hash
+	_ "crypto/sha512"
 	"fmt"
 )
 
@@ -19,45 +20,27 @@ const (
 // attacker who can create collisions.
 const sha1Bank uint16 = 0x0004
 
-// digestSize returns the size of an algorithm's digest in bytes, or 0 if it is unknown (TCG
-// Algorithm Registry, 6.10).
-func digestSize(alg uint16) int {
-	switch alg {
-	case sha1Bank:
-		return 20
-	case SHA256, 0x0012, 0x0027: // SM3-256, SHA3-256
-		return 32
-	case SHA384, 0x0028: // SHA3-384
-		return 48
-	case SHA512, 0x0029: // SHA3-512
-		return 64
-	}
-	return 0
-}
+// sizes are those of the digests in a log, in bytes (TCG Algorithm Registry, 6.10), also of SM3-256 and SHA-3.
+var sizes = map[uint16]int{sha1Bank: 20, SHA256: 32, 0x0012: 32, 0x0027: 32, SHA384: 48, 0x0028: 48, SHA512: 64, 0x0029: 64}
+
+var hashes = map[uint16]crypto.Hash{SHA256: crypto.SHA256, SHA384: crypto.SHA384, SHA512: crypto.SHA512}
 
 // Size returns the size of a bank's digest in bytes, or 0 if the bank cannot be replayed.
 func Size(bank uint16) int {
-	switch bank {
-	case SHA256, SHA384, SHA512:
-		return digestSize(bank)
+	if hashes[bank] == 0 {
+		return 0
 	}
-	return 0
+	return sizes[bank]
 }
 
 // Hash returns the digest of data in a bank's algorithm, or nil if the bank cannot be replayed.
 func Hash(bank uint16, data []byte) []byte {
-	switch bank {
-	case SHA256:
-		d := sha256.Sum256(data)
-		return d[:]
-	case SHA384:
-		d := sha512.Sum384(data)
-		return d[:]
-	case SHA512:
-		d := sha512.Sum512(data)
-		return d[:]
+	if hashes[bank] == 0 {
+		return nil
 	}
-	return nil
+	h := hashes[bank].New()
+	h.Write(data)
+	return h.Sum(nil)
 }
 
 // Extend computes TPM2_PCR_Extend: the digest of the old value followed by digest.
@@ -80,52 +63,29 @@ const (
 	EFIVariableAuthority       uint32 = 0x800000E0
 )
 
-var typeNames = map[uint32]string{
-	0x00000000:                 "EV_PREBOOT_CERT",
-	0x00000001:                 "EV_POST_CODE",
-	0x00000002:                 "EV_UNUSED",
-	NoAction:                   "EV_NO_ACTION",
-	Separator:                  "EV_SEPARATOR",
-	Action:                     "EV_ACTION",
-	0x00000006:                 "EV_EVENT_TAG",
-	0x00000007:                 "EV_S_CRTM_CONTENTS",
-	0x00000008:                 "EV_S_CRTM_VERSION",
-	0x00000009:                 "EV_CPU_MICROCODE",
-	0x0000000A:                 "EV_PLATFORM_CONFIG_FLAGS",
-	0x0000000B:                 "EV_TABLE_OF_DEVICES",
-	0x0000000C:                 "EV_COMPACT_HASH",
-	IPL:                        "EV_IPL",
-	0x0000000E:                 "EV_IPL_PARTITION_DATA",
-	0x0000000F:                 "EV_NONHOST_CODE",
-	0x00000010:                 "EV_NONHOST_CONFIG",
-	0x00000011:                 "EV_NONHOST_INFO",
-	0x00000012:                 "EV_OMIT_BOOT_DEVICE_EVENTS",
-	0x00000013:                 "EV_POST_CODE2",
-	EFIVariableDriverConfig:    "EV_EFI_VARIABLE_DRIVER_CONFIG",
-	0x80000002:                 "EV_EFI_VARIABLE_BOOT",
-	EFIBootServicesApplication: "EV_EFI_BOOT_SERVICES_APPLICATION",
-	0x80000004:                 "EV_EFI_BOOT_SERVICES_DRIVER",
-	0x80000005:                 "EV_EFI_RUNTIME_SERVICES_DRIVER",
-	0x80000006:                 "EV_EFI_GPT_EVENT",
-	EFIAction:                  "EV_EFI_ACTION",
-	0x80000008:                 "EV_EFI_PLATFORM_FIRMWARE_BLOB",
-	0x80000009:                 "EV_EFI_HANDOFF_TABLES",
-	0x8000000A:                 "EV_EFI_PLATFORM_FIRMWARE_BLOB2",
-	0x8000000B:                 "EV_EFI_HANDOFF_TABLES2",
-	0x8000000C:                 "EV_EFI_VARIABLE_BOOT2",
-	0x8000000D:                 "EV_EFI_GPT_EVENT2",
-	HCRTM:                      "EV_EFI_HCRTM_EVENT",
-	EFIVariableAuthority:       "EV_EFI_VARIABLE_AUTHORITY",
-	0x800000E1:                 "EV_EFI_SPDM_FIRMWARE_BLOB",
-	0x800000E2:                 "EV_EFI_SPDM_FIRMWARE_CONFIG",
-	0x800000E3:                 "EV_EFI_SPDM_DEVICE_POLICY",
-	0x800000E4:                 "EV_EFI_SPDM_DEVICE_AUTHORITY",
+var typeNames = []struct {
+	first uint32
+	names []string
+}{
+	{0, []string{"PREBOOT_CERT", "POST_CODE", "UNUSED", "NO_ACTION", "SEPARATOR", "ACTION", "EVENT_TAG",
+		"S_CRTM_CONTENTS", "S_CRTM_VERSION", "CPU_MICROCODE", "PLATFORM_CONFIG_FLAGS", "TABLE_OF_DEVICES", "COMPACT_HASH",
+		"IPL", "IPL_PARTITION_DATA", "NONHOST_CODE", "NONHOST_CONFIG", "NONHOST_INFO", "OMIT_BOOT_DEVICE_EVENTS",
+		"POST_CODE2"}},
+	{EFIVariableDriverConfig, []string{"EFI_VARIABLE_DRIVER_CONFIG", "EFI_VARIABLE_BOOT",
+		"EFI_BOOT_SERVICES_APPLICATION", "EFI_BOOT_SERVICES_DRIVER", "EFI_RUNTIME_SERVICES_DRIVER", "EFI_GPT_EVENT",
+		"EFI_ACTION", "EFI_PLATFORM_FIRMWARE_BLOB", "EFI_HANDOFF_TABLES", "EFI_PLATFORM_FIRMWARE_BLOB2",
+		"EFI_HANDOFF_TABLES2", "EFI_VARIABLE_BOOT2", "EFI_GPT_EVENT2"}},
+	{HCRTM, []string{"EFI_HCRTM_EVENT"}},
+	{EFIVariableAuthority, []string{"EFI_VARIABLE_AUTHORITY", "EFI_SPDM_FIRMWARE_BLOB", "EFI_SPDM_FIRMWARE_CONFIG",
+		"EFI_SPDM_DEVICE_POLICY", "EFI_SPDM_DEVICE_AUTHORITY"}},
 }
 
 // TypeName returns the name of an event type, or its number in hexadecimal.
 func TypeName(t uint32) string {
-	if n, ok := typeNames[t]; ok {
-		return n
+	for _, r := range typeNames {
+		if i := t - r.first; i < uint32(len(r.names)) { // a smaller t wraps around
+			return "EV_" + r.names[i]
+		}
 	}
 	return fmt.Sprintf("0x%08x", t)
 }

@@ -79,12 +79,12 @@ type PoolPolicy struct {
 
 // Decision describes one response, for the audit log and the metrics.
 type Decision struct {
-	Pool          string // as requested; "" if the path names none
-	Label         string // for metrics; "" if no policy covers the pool
-	Method        string
+	Pool   string // as requested; "" if the path names none
+	Label  string // for metrics; "" if no policy covers the pool
+	Method string
 	// Outcome is "allowed", "denied", "would-deny", "pre-approved", or "disconnected": the client did not wait, and
 	// Denial may have no other cause.
-	Outcome string
+	Outcome       string
 	Denial        *reason.Denial // nil if allowed or pre-approved
 	CorrelationID string
 	Claims        *token.Claims // of a verified token

@@ -18,7 +18,7 @@ import (
 
 // enrollment parses a MachineAttestation and checks what does not depend on its Machine.
 func enrollment(doc manifest.Document, modified time.Time) (Enrollment, []manifest.Problem) {
-	e := Enrollment{source: place{doc.File, doc.Line("")}}
+	e := Enrollment{source: doc.Place()}
 	if problems := doc.Decode(&e.MachineAttestation); len(problems) > 0 {
 		return e, problems
 	}
@@ -56,7 +56,7 @@ func host(doc manifest.Document) (*Enrollment, []manifest.Problem) {
 	default:
 		return nil, nil
 	}
-	e := &Enrollment{kind: kindHost, source: place{doc.File, doc.Line("")}}
+	e := &Enrollment{kind: kindHost, source: doc.Place()}
 	e.Namespace, e.Name, e.UID = in.Metadata.Namespace, in.Metadata.Name, types.UID(in.Metadata.UID)
 	if in.Metadata.CreationTimestamp != nil {
 		e.CreationTimestamp = *in.Metadata.CreationTimestamp
@@ -88,11 +88,9 @@ func (e *Enrollment) empty() bool {
 // NewEnrollment returns the enrollment of a MachineAttestation that did not come from a file.
 func NewEnrollment(a v1alpha1.MachineAttestation) (Enrollment, error) {
 	e := Enrollment{MachineAttestation: a,
-		source: place{file: v1alpha1.KindMachineAttestation + " " + a.Namespace + "/" + a.Name}}
+		source: manifest.Place{File: v1alpha1.KindMachineAttestation + " " + a.Namespace + "/" + a.Name}}
 	var errs []error
-	e.check(func(path, what, want string) {
-		errs = append(errs, manifest.Problem{File: e.source.file, What: path + ": " + what, Want: want})
-	})
+	e.check(func(path, what, want string) { errs = append(errs, e.source.Problem(path+": "+what, want)) })
 	return e, errors.Join(errs...)
 }
 

@@ -60,7 +60,7 @@ func NewIndex(in Manifests, pointers userData) (*Index, []manifest.Problem) {
 	enrollments := slices.Clone(in.Enrollments)
 	// Sort by place, so that the result does not depend on the order of files.
 	slices.SortStableFunc(enrollments, func(a, b Enrollment) int {
-		return cmp.Or(cmp.Compare(a.source.file, b.source.file), cmp.Compare(a.source.line, b.source.line))
+		return cmp.Or(cmp.Compare(a.source.File, b.source.File), cmp.Compare(a.source.Line, b.source.Line))
 	})
 	for i := range enrollments {
 		if enrollments[i].Spec.MachineRef == nil {
@@ -118,9 +118,9 @@ type builder struct {
 	problems []manifest.Problem
 }
 
-func (b *builder) warn(at place, what, want string) {
+func (b *builder) warn(at manifest.Place, what, want string) {
 	if len(b.problems) < maxReported {
-		b.problems = append(b.problems, manifest.Problem{File: at.file, Line: at.line, What: what, Want: want, Warning: true})
+		b.problems = append(b.problems, manifest.Problem{File: at.File, Line: at.Line, What: what, Want: want, Warning: true})
 	}
 }
 

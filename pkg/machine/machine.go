@@ -30,6 +30,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
 // EKHash is the SHA-256 of an EK's SubjectPublicKeyInfo. The zero value means no EK.
@@ -66,24 +67,11 @@ type Machine struct {
 	// have, or nil. Which of the two is authoritative may change.
 	Mirror *Machine
 
-	authority   string   // which of two mirrored objects is authoritative; see fold
-	metal3      string   // the name of its Metal3Machine, which is in the same namespace
-	quarantined bool     // by a MachineAttestation of this Machine
-	expected    []string // the provider IDs that its MachineAttestations expect
-	source      place    // for messages
-}
-
-// place is a file and a line.
-type place struct {
-	file string
-	line int
-}
-
-func (p place) String() string {
-	if p.line == 0 {
-		return p.file
-	}
-	return fmt.Sprintf("%s:%d", p.file, p.line)
+	authority   string         // which of two mirrored objects is authoritative; see fold
+	metal3      string         // the name of its Metal3Machine, which is in the same namespace
+	quarantined bool           // by a MachineAttestation of this Machine
+	expected    []string       // the provider IDs that its MachineAttestations expect
+	source      manifest.Place // for messages
 }
 
 // String returns "namespace/name".

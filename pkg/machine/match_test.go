@@ -70,7 +70,7 @@ func (w *fixture) other(with func(*Machine)) {
 	m := Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
 		Name: "demo-worker-1",
 		UID:  "other", Created: modified, Pools: []string{"worker"}, ProviderID: "aws:///eu-central-1a/i-other",
-		source: place{"o.yaml", 1}}
+		source: manifest.Place{File: "o.yaml", Line: 1}}
 	with(&m)
 	w.in.Machines = append(w.in.Machines, m)
 }
@@ -514,13 +514,13 @@ func TestNewIndex_DoesNotDependOnTheOrder(t *testing.T) {
 	for i := range 20 {
 		w.other(func(m *Machine) {
 			m.Name, m.UID, m.EKSHA256 = fmt.Sprintf("demo-worker-%02d", 20-i), fmt.Sprint("uid-", i), []string{ek1, ek2}
-			m.source = place{fmt.Sprintf("%02d.yaml", i%7), i}
+			m.source = manifest.Place{File: fmt.Sprintf("%02d.yaml", i%7), Line: i}
 		})
 	}
 	for i, name := range []string{"first", "second"} {
 		w.enroll(t, func(*v1alpha1.MachineAttestationSpec) {})
 		e := &w.in.Enrollments[i]
-		e.Name, e.source = name, place{"e.yaml", i + 1}
+		e.Name, e.source = name, manifest.Place{File: "e.yaml", Line: i + 1}
 	}
 	ix, problems := NewIndex(w.in, nil)
 	if !slices.IsSortedFunc(ix.Machines(), func(a, b *Machine) int { return strings.Compare(a.Name, b.Name) }) {
@@ -780,7 +780,7 @@ func TestIndexWarns_AtMostAHundredTimes(t *testing.T) {
 		t.Errorf("%d problems", len(problems))
 	}
 	// An object of the API has no line.
-	w.in.Machines[0].source = place{file: "Machine ns/demo-worker-0"}
+	w.in.Machines[0].source = manifest.Place{File: "Machine ns/demo-worker-0"}
 	if _, problems = NewIndex(w.in, nil); problems[0].Want != "the other is Machine ns/demo-worker-0; remove one" {
 		t.Errorf("%v", problems[0])
 	}

@@ -29,7 +29,7 @@ type Enrollment struct {
 	eks    []EKHash
 	kind   string // "", or kindHost
 	node   string // the Node of a stand-in, if known
-	source place
+	source manifest.Place
 }
 
 // Parse parses the Machines and MachineAttestations of one file. modified is the file's
@@ -259,7 +259,7 @@ func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []
 	m := Machine{
 		APIVersion: c.APIVersion, Kind: c.Kind, Namespace: namespaceOf(c.Metadata.Namespace), Name: c.Metadata.Name,
 		UID: c.Metadata.UID, Created: modified, Undated: true, Deleting: c.Metadata.DeletionTimestamp != nil,
-		source: place{doc.File, doc.Line("")},
+		source: doc.Place(),
 	}
 	if !c.Metadata.CreationTimestamp.IsZero() {
 		m.Created, m.Undated = c.Metadata.CreationTimestamp.Time, false

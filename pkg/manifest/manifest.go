@@ -213,6 +213,27 @@ func (d Document) Line(path string) int {
 	return line
 }
 
+// Place is a file and a line.
+type Place struct {
+	File string
+	Line int
+}
+
+func (p Place) String() string {
+	if p.Line == 0 {
+		return p.File
+	}
+	return fmt.Sprintf("%s:%d", p.File, p.Line)
+}
+
+// Problem returns a problem at this place.
+func (p Place) Problem(what, want string) Problem {
+	return Problem{File: p.File, Line: p.Line, What: what, Want: want}
+}
+
+// Place returns where the object begins.
+func (d Document) Place() Place { return Place{d.File, d.Line("")} }
+
 // Problem returns a problem of the field at path.
 func (d Document) Problem(path, what, want string) Problem {
 	return Problem{File: d.File, Line: d.Line(path), What: what, Want: want}

@@ -38,13 +38,13 @@ type Input struct {
 	// used. Then no pool renders.
 	StreamsErr error
 
-	controllerAt, streamsAt place
+	controllerAt, streamsAt manifest.Place
 }
 
 // Pool is a MachineConfigPool.
 type Pool struct {
 	mcfgv1.MachineConfigPool
-	at place
+	at manifest.Place
 }
 
 // MachineConfig is one of the configs of a pool. If it is invalid, the pools that select it
@@ -54,22 +54,12 @@ type MachineConfig struct {
 	// Needed is spec.neededBeforeNodeApproved, or nil.
 	Needed *bool
 
-	at       place
+	at       manifest.Place
 	ignition *types.Config // nil without spec.config
 	fault    *Fault
 
 	once    sync.Once
 	secrets []Secret
-}
-
-// place is the location of an object.
-type place struct {
-	file string
-	line int
-}
-
-func (p place) problem(what, want string) manifest.Problem {
-	return manifest.Problem{File: p.file, Line: p.line, What: what, Want: want}
 }
 
 // Fault is the error of an invalid MachineConfig. The error of a render wraps it.
@@ -113,10 +103,10 @@ func FromObject(object map[string]any) (Input, []manifest.Problem) {
 func Join(inputs ...Input) (Input, []manifest.Problem) {
 	var out Input
 	var problems []manifest.Problem
-	seen := map[string]place{}
-	add := func(kind, name string, at place) {
+	seen := map[string]manifest.Place{}
+	add := func(kind, name string, at manifest.Place) {
 		if first, ok := seen[kind+"/"+name]; ok {
-			problems = append(problems, at.problem(fmt.Sprintf("%s %q is a duplicate", kind, name),
+			problems = append(problems, at.Problem(fmt.Sprintf("%s %q is a duplicate", kind, name),
 				fmt.Sprintf("the first is %s; remove one", first)))
 			return
 		}
@@ -154,17 +144,10 @@ func Together(inputs ...Input) Input {
 	return out
 }
 
-func (p place) String() string {
-	if p.line == 0 {
-		return p.file
-	}
-	return fmt.Sprintf("%s:%d", p.file, p.line)
-}
-
 // add adds one object.
 func (in *Input) add(doc manifest.Document) []manifest.Problem {
 	group, version, _ := strings.Cut(doc.APIVersion, "/")
-	at := place{doc.File, doc.Line("")}
+	at := doc.Place()
 	switch {
 	case group == Group && version == "v1" && doc.Kind == KindMachineConfig:
 		m, problems := machineConfig(doc, at)
@@ -180,14 +163,14 @@ func (in *Input) add(doc manifest.Document) []manifest.Problem {
 		return problems
 	case group == Group && version == "v1" && doc.Kind == KindControllerConfig:
 		if in.Controller != nil {
-			return []manifest.Problem{at.problem("the ControllerConfig is a duplicate",
+			return []manifest.Problem{at.Problem("the ControllerConfig is a duplicate",
 				fmt.Sprintf("the first is %s; remove one", in.controllerAt))}
 		}
 		in.Controller, in.controllerAt = &mcfgv1.ControllerConfig{}, at
 		return doc.DecodeKnown(in.Controller)
 	case group == Group && (version == "v1" || version == "v1alpha1") && doc.Kind == KindOSImageStream:
 		if in.Streams != nil {
-			return []manifest.Problem{at.problem("the OSImageStream is a duplicate",
+			return []manifest.Problem{at.Problem("the OSImageStream is a duplicate",
 				fmt.Sprintf("the first is %s; remove one", in.streamsAt))}
 		}
 		in.Streams, in.streamsAt = &mcfgv1alpha1.OSImageStream{}, at
@@ -206,7 +189,7 @@ func named(doc manifest.Document, meta metav1.ObjectMeta) []manifest.Problem {
 
 // machineConfig parses a MachineConfig as far as possible. With a name and labels its pools
 // are known, so that an error affects only those pools.
-func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.Problem) {
+func machineConfig(doc manifest.Document, at manifest.Place) (*MachineConfig, []manifest.Problem) {
 	var meta struct {
 		Metadata metav1.ObjectMeta `json:"metadata"`
 	}

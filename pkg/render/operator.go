@@ -137,7 +137,7 @@ func (in Input) controllerVersion(pool *Pool, chosen []*MachineConfig) (string, 
 
 // refuse returns a denial that names the MachineConfig.
 func (m *MachineConfig) refuse(pool *Pool, what, want string) error {
-	fault := &Fault{MachineConfig: m.Name, Problem: m.at.problem(what, want)}
+	fault := &Fault{MachineConfig: m.Name, Problem: m.at.Problem(what, want)}
 	return reason.Wrap(reason.ConfigUnavailable, fault, "MachineConfigPool %s does not render", pool.Name)
 }
 

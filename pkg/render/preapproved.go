@@ -96,7 +96,7 @@ func (m *MachineConfig) needed(o Options) (bool, string, error) {
 		return value == "true", "its annotation " + AnnotationNeeded + " decides so", nil
 	case ok:
 		return false, "", &Fault{MachineConfig: m.Name,
-			Problem: m.at.problem(fmt.Sprintf("the annotation %s is %.64q", AnnotationNeeded, value), `"true" or "false"`)}
+			Problem: m.at.Problem(fmt.Sprintf("the annotation %s is %.64q", AnnotationNeeded, value), `"true" or "false"`)}
 	case m.Needed != nil:
 		return *m.Needed, "its spec.neededBeforeNodeApproved decides so", nil
 	case !m.generated():

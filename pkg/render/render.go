@@ -231,7 +231,7 @@ func findInvalid(chosen []*MachineConfig) error {
 		if strings.Contains(message, ignerrors.ErrOverwriteAndNilSource.Error()) {
 			want = "add contents to the file: a rendered file is always overwritten, so append is not enough"
 		}
-		return &Fault{MachineConfig: m.Name, Problem: m.at.problem("it is invalid "+what+": "+at+": "+message, want)}
+		return &Fault{MachineConfig: m.Name, Problem: m.at.Problem("it is invalid "+what+": "+at+": "+message, want)}
 	}
 	return errors.New("the merged config is invalid")
 }

@@ -342,7 +342,7 @@ func TestOpen_NamesTheCause(t *testing.T) {
 	}
 	empty := append([]byte{0x81}, append(bytes.Clone(r.Keys[0].ID[:]), make([]byte, 24)...)...)
 	for text, want := range map[string]string{ticket + "%": "not a ticket",
-		base64.RawURLEncoding.EncodeToString(empty):      "does not authenticate",
+		base64.RawURLEncoding.EncodeToString(empty):      "of 33 bytes",
 		base64.RawURLEncoding.EncodeToString(empty[:32]): "not a ticket"} {
 		if _, err := r.OpenTicket(noon, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)

@@ -42,10 +42,7 @@ const (
 	rehearsal     = 0x20
 )
 
-var (
-	errNoTicket = errors.New("not a ticket of this kind")
-	errForged   = errors.New("it does not authenticate")
-)
+var errNoTicket = errors.New("not a ticket of this kind")
 
 // maxTicket limits the text of a sealed ticket, in bytes.
 const maxTicket = 1024
@@ -101,27 +98,12 @@ func unexpired(now, expiry time.Time) error {
 }
 
 func (r Ring) sealText(rand io.Reader, now time.Time, kind byte, t any) (string, error) {
-	key, err := r.current(now)
-	if err != nil {
-		return "", err
-	}
-	alg := algorithm()
-	aead, err := key.aead(alg)
-	if err != nil {
-		return "", err
-	}
 	plain, err := json.Marshal(t)
 	if err != nil {
 		return "", fmt.Errorf("encode ticket: %w", err)
 	}
-	out := make([]byte, header+aead.NonceSize())
-	out[0] = kind + alg
-	copy(out[1:header], key.ID[:])
-	if _, err := io.ReadFull(rand, out[header:]); err != nil {
-		return "", fmt.Errorf("seal ticket: %w", err)
-	}
-	out = aead.Seal(out, out[header:], plain, out[:header])
-	return base64.RawURLEncoding.EncodeToString(out), nil
+	sealed, err := r.seal(rand, now, kind, plain)
+	return base64.RawURLEncoding.EncodeToString(sealed), err
 }
 
 func (r Ring) openText(kind byte, text string, t any) error {
@@ -132,13 +114,9 @@ func (r Ring) openText(kind byte, text string, t any) error {
 	if err != nil || len(raw) < header+nonceSize || raw[0] != kind+xchacha && raw[0] != kind+aesGCM {
 		return errNoTicket
 	}
-	aead, err := r.byID(raw[0]-kind, raw[1:header])
+	plain, err := r.open(raw, kind)
 	if err != nil {
 		return err
-	}
-	plain, err := aead.Open(nil, raw[header:header+aead.NonceSize()], raw[header+aead.NonceSize():], raw[:header])
-	if err != nil {
-		return errForged
 	}
 	return json.Unmarshal(plain, t)
 }

@@ -4,26 +4,15 @@ package metadata
 
 import (
 	"encoding/base64"
+	"regexp"
 	"strings"
 )
 
-// maxName limits a name in bytes. The longest names are Google's with 63 and Azure's with 90 bytes.
-const maxName = 128
+// The longest names are Google's with 63 and Azure's with 90 bytes.
+var name = regexp.MustCompile(`^[\w.()+=,@:-]{1,128}$`)
 
 // isName reports whether s is safe in a provider id and in the path of a URL.
-func isName(s string) bool {
-	if s == "" || len(s) > maxName || s == "." || s == ".." {
-		return false
-	}
-	for _, r := range s {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', strings.ContainsRune("-_.()+=,@:", r):
-		default:
-			return false
-		}
-	}
-	return true
-}
+func isName(s string) bool { return name.MatchString(s) && s != "." && s != ".." }
 
 // isToken reports whether s is safe in the value of an HTTP header.
 func isToken(s string) bool {

@@ -5,6 +5,7 @@ package awsiid
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -109,7 +110,7 @@ func check(values [len(fields)]string) (*document, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("pendingTime %.40q is not a time", values[4])
-	case !only(d.account, digits) || len(d.account) != 12:
+	case !isAccount(d.account):
 		return nil, fmt.Errorf("accountId %.40q is not 12 digits", d.account)
 	case !isRegion(d.region):
 		return nil, fmt.Errorf("region %.40q is not a region", d.region)
@@ -121,32 +122,20 @@ func check(values [len(fields)]string) (*document, error) {
 	return &d, nil
 }
 
-const (
-	digits  = "0123456789"
-	hex     = digits + "abcdef"
-	letters = "abcdefghijklmnopqrstuvwxyz"
+var (
+	isAccount = regexp.MustCompile(`^[0-9]{12}$`).MatchString
+	// "i-" and 17 hexadecimal digits, or 8 as before 2016.
+	isInstance = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`).MatchString
+	regionName = regexp.MustCompile(`^[a-z]+(-[a-z]+)+-[0-9]+$`)
+	zoneSuffix = regexp.MustCompile(`^[a-z-][a-z0-9-]*$`)
 )
 
-// only reports whether all characters of s are in set.
-func only(s, set string) bool { return s != "" && strings.Trim(s, set) == "" }
-
-// isInstance reports whether id is "i-" and 17 hexadecimal digits, or 8 as before 2016.
-func isInstance(id string) bool {
-	number, ok := strings.CutPrefix(id, "i-")
-	return ok && only(number, hex) && (len(number) == 17 || len(number) == 8)
-}
-
 // isRegion reports whether name looks like eu-central-1, us-gov-west-1 or eusc-de-east-1.
-func isRegion(name string) bool {
-	parts := strings.Split(name, "-")
-	last := len(parts) - 1
-	return len(name) <= 32 && last >= 2 && only(parts[last], digits) &&
-		!slices.ContainsFunc(parts[:last], func(p string) bool { return !only(p, letters) })
-}
+func isRegion(name string) bool { return len(name) <= 32 && regionName.MatchString(name) }
 
 // isZone reports whether zone belongs to region: eu-central-1a, or a local zone such as
 // us-west-2-lax-1a.
 func isZone(zone, region string) bool {
 	suffix, ok := strings.CutPrefix(zone, region)
-	return ok && len(zone) <= 64 && only(suffix, letters+digits+"-") && !only(suffix[:1], digits)
+	return ok && len(zone) <= 64 && zoneSuffix.MatchString(suffix)
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // content is the content that Azure signed.
@@ -56,20 +58,6 @@ func parseContent(raw []byte) (content, error) {
 
 // parseGUID parses 8-4-4-4-12 hexadecimal digits and returns them in lower case.
 func parseGUID(s string) (string, bool) {
-	if len(s) != 36 {
-		return "", false
-	}
-	for i := range len(s) {
-		switch c := s[i]; i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return "", false
-			}
-		default:
-			if (c < '0' || c > '9') && (c < 'a' || c > 'f') && (c < 'A' || c > 'F') {
-				return "", false
-			}
-		}
-	}
-	return strings.ToLower(s), true
+	_, err := uuid.Parse(s)
+	return strings.ToLower(s), err == nil && len(s) == 36
 }

@@ -4,6 +4,7 @@ package azureattested
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 )
 
@@ -50,27 +51,18 @@ func parseResourceID(s string) (resource, error) {
 	if !ok {
 		return resource{}, errors.New("a subscription that is not a GUID")
 	}
-	if !plain(parts[4], 90, "_.-()") || strings.HasSuffix(parts[4], ".") {
+	if !isGroup(parts[4]) || strings.HasSuffix(parts[4], ".") {
 		return resource{}, errors.New("an invalid resource group")
 	}
-	if !plain(parts[8], 80, "_.-") {
+	if !isName(parts[8]) {
 		return resource{}, errors.New("an invalid name of a virtual machine")
 	}
 	return resource{subscription, parts[4], parts[8]}, nil
 }
 
-// plain reports whether s is a name of ASCII letters, digits and others that begins with neither a
-// dot nor a hyphen. Azure allows letters of other alphabets in resource groups; they are rejected,
-// because Azure's case folding for them is unknown.
-func plain(s string, most int, others string) bool {
-	if s == "" || len(s) > most || s[0] == '.' || s[0] == '-' {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		if (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && strings.IndexByte(others, c) < 0 {
-			return false
-		}
-	}
-	return true
-}
+// Names of ASCII letters, digits and others that begin with neither a dot nor a hyphen. Azure allows letters of other
+// alphabets in resource groups. They are rejected, because Azure's case folding for them is unknown.
+var (
+	isGroup = regexp.MustCompile(`^[\w()][\w.()-]{0,89}$`).MatchString
+	isName  = regexp.MustCompile(`^\w[\w.-]{0,79}$`).MatchString
+)
