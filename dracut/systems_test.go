@@ -64,6 +64,10 @@ func newSystem(t *testing.T, first bool, testdata ...string) *system {
 		"Requires=initrd-root-device.target", "After=initrd-root-device.target")
 	s.add("cryptsetup.target", "systemd-cryptsetup@root.service", "DefaultDependencies=no", "After=cryptsetup-pre.target",
 		"Before=cryptsetup.target")
+	// Of systemd 261 (units/systemd-pcrosseparator.service.in).
+	s.add("sysinit.target", "systemd-pcrosseparator.service", "DefaultDependencies=no",
+		"Conflicts=shutdown.target initrd-switch-root.target", "After=tpm2.target",
+		"Before=sysinit.target shutdown.target initrd-switch-root.target")
 	for _, path := range append(glob(t, ignition+"/*.service"), glob(t, ignition+"/*.target")...) {
 		write(t, filepath.Join(s.dir, filepath.Base(path)), read(t, path))
 	}
@@ -188,6 +192,7 @@ func TestSystems_AgentAttestsBeforeIgnitionFetchesAndCapsBeforeTheRealRoot(t *te
 			for _, pair := range [][2]string{
 				{"ignition-fetch-offline.service", "mcs-attest.service"},
 				{"systemd-pcrphase-initrd.service", "mcs-attest.service"},
+				{"systemd-pcrosseparator.service", "mcs-attest.service"},
 				{"systemd-udev-trigger.service", "mcs-attest.service"},
 				{"mcs-attest.service", "ignition-fetch.service"},
 				{"ignition-fetch.service", "mcs-attest-scrub.service"},

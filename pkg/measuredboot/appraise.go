@@ -5,6 +5,8 @@ package measuredboot
 import (
 	"bytes"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -55,7 +57,8 @@ type boot struct {
 //     each value has the size of the bank (PCRSelection).
 //   - PCR 11 is zero or a pre-cap reference value (PCRCapped, MeasuredBoot).
 //   - If the profile needs the log: the log is well-formed (EventLogMalformed), its replay gives
-//     every quoted PCR (EventLogReplay), and the profile's own requirements are met (MeasuredBoot).
+//     every quoted PCR (EventLogReplay), in the initramfs of a UKI also with systemd's separator, and
+//     the profile's own requirements are met (MeasuredBoot).
 func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs []ReferenceValues) (*Result, error) {
 	p, err := ParseProfile(string(p))
 	if err != nil {
@@ -190,17 +193,28 @@ func (r *ReferenceValues) measured(bank uint16, i int) []byte {
 }
 
 // replay requires that the log gives every quoted value. A PCR without events replays to its value
-// after a reset, so omitted events are detected here.
+// after a reset, so omitted events are detected here. Systemd's separator is in all of its PCRs or in
+// none, and the checks that follow use the values before it.
 func (b *boot) replay() *Finding {
 	got := b.log.Replay()
+	separated := b.separatedByOS(got)
+	before := maps.Clone(b.quoted)
 	for pcr := range eventlog.NumPCRs {
 		want, ok := b.quoted[pcr]
-		if !ok || reproduces(b.bank, pcr, got.Value(pcr), want) {
+		if !ok {
 			continue
 		}
-		seen := fmt.Sprintf("%s from a log with %d events for it", hexValue(got.Value(pcr)), got.Events(pcr))
-		return onPCR(pcr, "the quoted value "+hexValue(want)+" from the log's replay", seen)
+		value, then := got.Value(pcr), ""
+		if separated && slices.Contains(osSeparatorPCRs, pcr) {
+			before[pcr] = value
+			value, then = afterOSSeparator(b.bank, value), " and systemd's separator"
+		}
+		if !reproduces(b.bank, pcr, value, want) {
+			seen := fmt.Sprintf("%s from a log with %d events for it%s", hexValue(value), got.Events(pcr), then)
+			return onPCR(pcr, "the quoted value "+hexValue(want)+" from the log's replay", seen)
+		}
 	}
+	b.quoted = before
 	return nil
 }
 

@@ -30,6 +30,9 @@
 // reset. PCRs 0-7 must each have exactly one separator: if firmware measures nothing, later
 // software can fill the PCRs.
 //
+// Systemd extends a separator of its own in the initramfs of a UKI. It is accepted once, in all of its
+// PCRs, if PCR 11 is a reference value. The checks apply to the values before it.
+//
 // # The cap
 //
 // After the initramfs has finished or failed, PCR 11 is extended in every bank, so that nothing that

@@ -67,6 +67,7 @@ func TestDocumentedDenialsAreReal(t *testing.T) {
 		"capped":            capped,
 		"a word more":       line,
 		"another firmware":  other,
+		"more in PCR 9":     debian13(t, measuredboot.Release).separated(t).extended(word("nvpcr-separator"), 9),
 	} {
 		_, err := b.appraise()
 		if err == nil || !documented[err.Error()] {

@@ -11,7 +11,7 @@ import (
 // library says about the same log. No decision rests on one of them.
 
 // Explains requires that a log is well-formed (EventLogMalformed) and that its replay gives every quoted value
-// (EventLogReplay).
+// (EventLogReplay). As in [Appraise], the running system may have extended a phase and its separator.
 func Explains(bank uint16, quoted map[int][]byte, rawLog []byte) error {
 	_, err := explained(bank, quoted, rawLog)
 	return err
