@@ -52,7 +52,8 @@ func (k *Process) secretControllers() ([]func(manager.Manager) error, error) {
 	pointers := pointerconfig.New(pointerconfig.Options{
 		Client: secrets,
 		MachineSets: func(ctx context.Context, namespace string) ([]machinesets.MachineSet, error) {
-			return machinesets.List(ctx, live, []string{namespace})
+			sets, _, err := machinesets.List(ctx, live, []string{namespace}) // a wrong answer delays a finding
+			return sets, err
 		},
 		Token: c.Provisioning, Policies: func() *policy.Set { return c.View().Policies },
 		Origins: own.Origins, Trigger: &c.Triggers.PointerConfigs, Now: p.Now, Log: p.Log,

@@ -14,7 +14,7 @@ import (
 func (s *Secrets) putCA(at **authorities, name string) func(*sources.Object) []manifest.Problem {
 	return func(o *sources.Object) []manifest.Problem {
 		m, _ := o.Value.(configMap)
-		next := &authorities{x509.NewCertPool(), []byte(m.data[name])}
+		next := &authorities{roots: x509.NewCertPool(), pem: []byte(m.data[name]), of: o.String()}
 		if !next.roots.AppendCertsFromPEM(next.pem) {
 			return problem(fmt.Errorf("data.%s has no certificate", name))
 		}
@@ -26,11 +26,17 @@ func (s *Secrets) putCA(at **authorities, name string) func(*sources.Object) []m
 	}
 }
 
+// dropCA handles a ConfigMap that does not exist. The CAs that this process has read stay in force, as serving
+// certificates and keys do. The ConfigMap may be deleted by mistake, and without its CAs no replica could serve.
 func (s *Secrets) dropCA(at **authorities) func() {
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		*at = nil
+		if a := *at; a != nil && !a.deleted {
+			a.deleted = true
+			s.o.Log.Warn("a ConfigMap of CAs was deleted; its last CAs stay in force until this process ends",
+				"configmap", a.of)
+		}
 	}
 }
 
@@ -56,6 +62,8 @@ func (s *Secrets) Authorities() ([]byte, error) {
 
 // authorities are the CAs of a ConfigMap.
 type authorities struct {
-	roots *x509.CertPool
-	pem   []byte
+	roots   *x509.CertPool
+	pem     []byte
+	of      string // the ConfigMap
+	deleted bool   // the ConfigMap no longer exists
 }

@@ -436,9 +436,17 @@ func TestViewFromTheAPI(t *testing.T) {
 		})
 	})
 	t.Run("C11: the CA of older clusters", func(t *testing.T) {
+		before := p.UpstreamCAs()
 		w.delete(configMaps, operatorNS, "machine-config-server-ca")
-		until(t, "there is none", func() error { return errorIf(p.UpstreamCAs() != nil, "still there") })
+		q := w.start("c") // it has never read one
+		until(t, "sync", q.synced)
+		if q.UpstreamCAs() != nil {
+			t.Error("it has a CA")
+		}
 		w.configMap("kube-system", "root-ca", nil, map[string]string{"ca.crt": w.ca})
-		until(t, "root-ca", func() error { return errorIf(p.UpstreamCAs() == nil, "none") })
+		until(t, "root-ca", func() error { return errorIf(q.UpstreamCAs() == nil, "none") })
+		if !p.UpstreamCAs().Equal(before) {
+			t.Error("the deletion changed the CAs of a process that had read them")
+		}
 	})
 }

@@ -40,7 +40,8 @@ func (p *process) newSecretControllers(live, secrets client.Client, namespace st
 		Client: secrets, Token: p.Provisioning, Policies: func() *policy.Set { return p.View().Policies },
 		Origins: []string{origin}, Trigger: &p.Triggers.PointerConfigs, Now: time.Now, Log: o.Log,
 		MachineSets: func(ctx context.Context, namespace string) ([]machinesets.MachineSet, error) {
-			return machinesets.List(ctx, live, []string{namespace})
+			sets, _, err := machinesets.List(ctx, live, []string{namespace})
+			return sets, err
 		},
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -46,15 +47,17 @@ var kinds = []struct {
 		nil, []string{"spec", "template", "spec", "bootstrap", "dataSecretName"}},
 }
 
-// List lists the objects in namespaces; "*" means all. It skips kinds and namespaces that do not exist. With an error,
-// it returns the objects of the namespaces that could be read.
-func List(ctx context.Context, c client.Reader, namespaces []string) (all []MachineSet, err error) {
+// List lists the objects in namespaces; "*" means all. It skips namespaces that do not exist. With an error, it returns
+// the objects of the namespaces that could be read. unserved has the kinds that the API server did not have. One such
+// answer may come from an API server that is starting, so it does not prove that no object exists.
+func List(ctx context.Context, c client.Reader, namespaces []string) (all []MachineSet, unserved []string, err error) {
 	var failed []error
 	for _, k := range kinds {
 		for _, namespace := range namespaces {
 			if namespace == "*" {
 				namespace = ""
 			}
+			served := false
 			for _, version := range k.versions {
 				list := &unstructured.UnstructuredList{}
 				list.SetGroupVersionKind(schema.GroupVersionKind{Group: k.group, Version: version, Kind: k.kind + "List"})
@@ -62,6 +65,7 @@ func List(ctx context.Context, c client.Reader, namespaces []string) (all []Mach
 				if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
 					continue
 				}
+				served = true
 				if err != nil && !absent(ctx, c, namespace, err) {
 					failed = append(failed, fmt.Errorf("list %s.%s in %s: %w", k.kind, k.group, namespace, err))
 				}
@@ -79,9 +83,12 @@ func List(ctx context.Context, c client.Reader, namespaces []string) (all []Mach
 				}
 				break
 			}
+			if kind := k.kind + "." + k.group; !served && !slices.Contains(unserved, kind) {
+				unserved = append(unserved, kind)
+			}
 		}
 	}
-	return all, errors.Join(failed...)
+	return all, unserved, errors.Join(failed...)
 }
 
 // absent reports whether an error means that a namespace does not exist. Such a namespace has no RoleBinding either,

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,9 +50,9 @@ func TestList(t *testing.T) {
 			"spec": map[string]any{"bootstrap": map[string]any{"dataSecretName": "infra-user-data"}}}}),
 	).Build()
 	for _, namespaces := range [][]string{{"a"}, {"*"}} {
-		sets, err := List(t.Context(), c, namespaces)
-		if err != nil {
-			t.Fatal(err)
+		sets, unserved, err := List(t.Context(), c, namespaces)
+		if err != nil || len(unserved) > 0 {
+			t.Fatal(unserved, err)
 		}
 		var got []string
 		for _, s := range sets {
@@ -80,7 +81,7 @@ func TestList_ReportsErrors(t *testing.T) {
 			return errors.New("out of order")
 		},
 	}).Build()
-	if _, err := List(t.Context(), c, []string{"a"}); err == nil {
+	if _, _, err := List(t.Context(), c, []string{"a"}); err == nil {
 		t.Error("no error")
 	}
 }
@@ -101,9 +102,30 @@ func TestList_ContinuesAfterAForbiddenNamespace(t *testing.T) {
 			}
 			return c.List(ctx, list, opts...)
 		}}).Build()
-		sets, err := List(t.Context(), c, []string{"x", "a"})
+		sets, _, err := List(t.Context(), c, []string{"x", "a"})
 		if len(sets) != 1 || (err != nil) != exists {
 			t.Errorf("%s: %v, %v", name, sets, err)
 		}
+	}
+}
+
+// A kind without any served version is reported once, and one with another served version is not.
+func TestList_ReportsKindsThatAreNotServed(t *testing.T) {
+	c := fake.NewClientBuilder().WithObjects(
+		object("machine.openshift.io/v1beta1", "MachineSet", "a", "one", provider(nil)),
+	).WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch,
+		list client.ObjectList, opts ...client.ListOption) error {
+		switch gvk := list.GetObjectKind().GroupVersionKind(); {
+		case gvk.Version == "v1beta2":
+			return &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
+		case gvk.Kind == "ControlPlaneMachineSetList":
+			return apierrors.NewNotFound(schema.GroupResource{Group: gvk.Group}, "")
+		}
+		return c.List(ctx, list, opts...)
+	}}).Build()
+	sets, unserved, err := List(t.Context(), c, []string{"a", "b"})
+	if want := []string{"ControlPlaneMachineSet.machine.openshift.io"}; len(sets) != 1 || err != nil ||
+		!slices.Equal(unserved, want) {
+		t.Errorf("%v, %q, %v; want %q", sets, unserved, err, want)
 	}
 }

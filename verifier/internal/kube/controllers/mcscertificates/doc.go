@@ -16,10 +16,15 @@
 //	Secrets   that the configuration or MachineSets name                    pointer configs
 //	Events    about the ConfigMap
 //
+// A deleted MachineSet, and one that an API server does not serve while it starts, look the same. So the
+// switch to a new CA, and the decision who renews, wait until a kind was absent for a minute. The commands
+// ask again for ten seconds.
+//
 // It needs get and update on those, get on the ConfigMap kube-system/root-ca, on
 // NAME-user-data-managed and on the Infrastructure and the ARO Cluster, both named cluster, and list on
 // MachineSets and ControlPlaneMachineSets: see deploy/components/certificates. It cannot create the first
-// three objects. 'certs init' does so with an administrator's account, through [Reconciler.Init].
+// three objects. 'certs init' does so with an administrator's account, through [Reconciler.Init]. While it
+// changes the type of the serving Secret, the Secret machine-config-server-tls-copy has its content.
 //
 // If it runs twice at the same time, the slower update conflicts and the pass is repeated. If it runs
 // late, certificates are renewed late; a renewal is due two years before the expiry. One controller

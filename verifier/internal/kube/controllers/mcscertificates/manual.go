@@ -3,7 +3,11 @@
 package mcscertificates
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -25,7 +29,10 @@ import (
 // certificate and the CA that machines trust do not change. With force, Init also creates them where
 // the machine-config-operator of a newer version would create a CA itself.
 func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, error) {
-	o, s, err := r.owner(ctx)
+	if err := r.settle(ctx); err != nil {
+		return mcscert.Status{}, err
+	}
+	_, s, err := r.owner(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -35,7 +42,7 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 	if !s.Case.Ours() {
 		return s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
 	}
-	if err := r.retype(ctx, o.serving); err != nil {
+	if err := r.retype(ctx); err != nil {
 		return mcscert.Status{}, err
 	}
 	return r.retryConflicts(ctx, false)
@@ -43,6 +50,9 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 
 // Rotate performs the next step of a rotation; see [mcscert.Status.Next].
 func (r *Reconciler) Rotate(ctx context.Context, force mcscert.Force) (mcscert.Step, mcscert.Status, error) {
+	if err := r.settle(ctx); err != nil {
+		return "", mcscert.Status{}, err
+	}
 	o, s, err := r.owner(ctx)
 	switch {
 	case err != nil:
@@ -51,10 +61,15 @@ func (r *Reconciler) Rotate(ctx context.Context, force mcscert.Force) (mcscert.S
 		return "", s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
 	case o.ca == nil:
 		return "", s, fmt.Errorf("the Secret %s has no CA: run 'certs init' to create it", r.ca)
+	case o.serving == nil: // Init may have been interrupted
+		return "", s, fmt.Errorf("the Secret %s does not exist: run 'certs init' to create it", r.serving)
 	}
 	// Renew what is due first, and read whether the pointer configs have it.
 	if s, err = r.retryConflicts(ctx, false); err != nil {
 		return "", s, err
+	}
+	if unsure := r.pointerConfigs.unsure; len(unsure) > 0 {
+		return "", s, errUnsure(unsure...)
 	}
 	step, err := s.Next(r.o.Now(), force)
 	if err != nil {
@@ -67,6 +82,16 @@ func (r *Reconciler) Rotate(ctx context.Context, force mcscert.Force) (mcscert.S
 	}
 	s, err = r.retryConflicts(ctx, step == mcscert.StepServing)
 	return step, s, err
+}
+
+// settle asks the API server for the kinds that it does not have, until it is certain that they have no objects.
+func (r *Reconciler) settle(ctx context.Context) error {
+	p := &r.pointerConfigs
+	p.certain = commandCertain
+	return wait.PollUntilContextCancel(ctx, commandCertain/5, true, func(ctx context.Context) (bool, error) {
+		_, err := p.machineSets(ctx, p.namespaces)
+		return err != nil || len(p.unsure) == 0, nil // the pass reports the error
+	})
 }
 
 // retryConflicts repeats a pass after a conflict with another writer.
@@ -98,41 +123,81 @@ func (r *Reconciler) expireCA(ctx context.Context) error {
 	return nil
 }
 
+// copySuffix is the suffix of the Secret that has a copy while retype recreates the serving Secret.
+const copySuffix = "-copy"
+
+// errInspect ends the error about a Secret that an administrator must inspect.
+var errInspect = errors.New("inspect it, and delete it if it is not needed")
+
 // retype recreates a serving Secret of another type. The type of a Secret is immutable, and installers
-// have used Opaque.
-func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
-	if s == nil || s.Type == corev1.SecretTypeTLS {
-		return nil
-	}
-	if _, err := mcscert.Parse(s.Data[corev1.TLSCertKey]); err != nil {
-		return fmt.Errorf("the Secret %s has no valid serving certificate (%w):"+
-			" inspect it, and delete it if it is not needed", r.serving, err)
-	}
-	next := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Labels: maps.Clone(s.Labels),
-			Annotations: maps.Clone(s.Annotations), OwnerReferences: s.OwnerReferences},
-		Type: corev1.SecretTypeTLS, Data: s.Data,
-	}
-	// A dry run proves that the API server accepts the new Secret before the old one is deleted.
-	try := next.DeepCopy()
-	try.Name += "-try"
-	if err := r.o.Client.Create(ctx, try, client.DryRunAll); err != nil {
-		return fmt.Errorf("recreate Secret %s: %w", r.serving, err)
-	}
-	same := client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}
-	if err := r.o.Client.Delete(ctx, s, same); err != nil {
-		return fmt.Errorf("recreate Secret %s: %w", r.serving, err)
-	}
-	// From here on, an interrupt must not lose the certificate.
+// have used Opaque. No other object may have the key, so retype first creates a copy of the Secret, and
+// deletes the copy last. Whether a write succeeded is read again after each one, because its answer may
+// be lost. If retype ends early, the next 'certs init' continues.
+func (r *Reconciler) retype(ctx context.Context) error {
+	// An interrupt does not end it while the Secret does not exist.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), passTimeout)
 	defer cancel()
-	always := func(error) bool { return true }
-	err := retry.OnError(wait.Backoff{Steps: 5, Duration: time.Second}, always, func() error {
-		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
+	var last error
+	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		done, err := r.retypeStep(ctx)
+		if ctx.Err() == nil {
+			last = err
+		}
+		if errors.Is(err, errInspect) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+			return false, err
+		}
+		return done, nil
 	})
-	if err != nil {
-		return fmt.Errorf("the Secret %s was deleted and could not be recreated;"+
-			" run 'certs init' to create another one: %w", r.serving, err)
+	if err == nil || errors.Is(err, errInspect) {
+		return err
 	}
-	return nil
+	if last != nil { // says more than that the time is over
+		err = last
+	}
+	return fmt.Errorf("recreate Secret %s: %w; run 'certs init' again, which continues with the copy in Secret %s",
+		r.serving, err, r.servingCopy())
+}
+
+func (r *Reconciler) servingCopy() client.ObjectKey {
+	return client.ObjectKey{Namespace: r.serving.Namespace, Name: r.serving.Name + copySuffix}
+}
+
+// retypeStep reads the serving Secret and its copy, and does the next write.
+func (r *Reconciler) retypeStep(ctx context.Context) (done bool, err error) {
+	serving, err := find(ctx, r.o.Client, "Secret", r.serving, &corev1.Secret{})
+	if err != nil {
+		return false, err
+	}
+	kept, err := find(ctx, r.o.Client, "Secret", r.servingCopy(), &corev1.Secret{})
+	if err != nil {
+		return false, err
+	}
+	retyped := serving == nil || serving.Type == corev1.SecretTypeTLS
+	if kept == nil && retyped {
+		return true, nil
+	}
+	from := cmp.Or(serving, kept)
+	if _, err := tls.X509KeyPair(from.Data[corev1.TLSCertKey], from.Data[corev1.TLSPrivateKeyKey]); err != nil {
+		return false, fmt.Errorf("the Secret %s has no valid serving certificate (%w): %w",
+			client.ObjectKeyFromObject(from), err, errInspect)
+	}
+	next := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.serving.Namespace, Name: r.serving.Name, Labels: from.Labels,
+			Annotations: from.Annotations, OwnerReferences: from.OwnerReferences},
+		Type: corev1.SecretTypeTLS, Data: from.Data,
+	}
+	stale := kept
+	switch {
+	case kept == nil:
+		next.Name += copySuffix
+		return false, r.o.Client.Create(ctx, next)
+	case serving == nil:
+		return false, r.o.Client.Create(ctx, next)
+	case !maps.EqualFunc(serving.Data, kept.Data, bytes.Equal):
+		return false, fmt.Errorf("the Secret %s differs from %s: %w", r.servingCopy(), r.serving, errInspect)
+	case !retyped:
+		stale = serving
+	}
+	same := client.Preconditions{UID: &stale.UID, ResourceVersion: &stale.ResourceVersion}
+	return false, r.o.Client.Delete(ctx, stale, same)
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,13 +29,40 @@ type pointerConfigs struct {
 	configured []client.ObjectKey
 	namespaces []string // of Machines
 	list       bool     // whether to include every Secret whose name ends in -user-data
+	now        func() time.Time
+
+	// certain is how long the API server must have answered that it does not have a kind. From then on it is certain
+	// that the kind has no objects. unserved is when these answers began. unsure are the kinds for which it was not
+	// certain in the last list.
+	certain  time.Duration
+	unserved map[string]time.Time
+	unsure   []string
+}
+
+// machineSets lists the objects that create machines.
+func (p *pointerConfigs) machineSets(ctx context.Context, namespaces []string) ([]machinesets.MachineSet, error) {
+	now, before := p.now(), p.unserved
+	sets, unserved, err := machinesets.List(ctx, p.client, namespaces)
+	p.unserved, p.unsure = map[string]time.Time{}, nil
+	for _, kind := range unserved {
+		p.unserved[kind] = cmp.Or(before[kind], now)
+		if now.Sub(p.unserved[kind]) < p.certain {
+			p.unsure = append(p.unsure, kind)
+		}
+	}
+	return sets, err
+}
+
+// errUnsure returns the error of a decision that depends on kinds of which it is not certain that they have no objects.
+func errUnsure(kinds ...string) error {
+	return fmt.Errorf("the API server does not have %s; it may be starting", strings.Join(kinds, ", "))
 }
 
 // names returns the Secrets that the configuration or MachineSets name, without duplicates. With an error, some may be
 // missing.
 func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) {
 	all := slices.Clone(p.configured)
-	sets, incomplete := machinesets.List(ctx, p.client, p.namespaces)
+	sets, incomplete := p.machineSets(ctx, p.namespaces)
 	for _, s := range sets {
 		if s.UserData.Name != "" {
 			all = append(all, s.UserData)

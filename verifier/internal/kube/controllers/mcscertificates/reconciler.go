@@ -43,6 +43,13 @@ const (
 	passTimeout  = time.Minute
 )
 
+// How long the API server must have answered that it does not have a kind until it is certain that the kind has no
+// objects: see [pointerConfigs]. An administrator's command asks several times in its one pass.
+const (
+	certain        = time.Minute
+	commandCertain = 10 * time.Second
+)
+
 // operatorsMachines is the namespace whose MachineSets make the machine-config-operator renew.
 const operatorsMachines = "openshift-machine-api"
 
@@ -118,9 +125,10 @@ func New(o Options) (*Reconciler, error) {
 	}
 	return &Reconciler{
 		o: o, ca: keys[0], serving: keys[1], listed: listed,
-		always:         c.Rotate == config.RotateAlways,
-		pointerConfigs: pointerConfigs{o.Client, o.Log, keys[2:], k.MachineNamespaces, o.ListUserData},
-		certs:          certrotation.Rotator{Client: o.Client, Now: o.Now, SignerKey: c.SignerKey},
+		always: c.Rotate == config.RotateAlways,
+		pointerConfigs: pointerConfigs{client: o.Client, log: o.Log, configured: keys[2:],
+			namespaces: k.MachineNamespaces, list: o.ListUserData, now: o.Now},
+		certs: certrotation.Rotator{Client: o.Client, Now: o.Now, SignerKey: c.SignerKey},
 	}, nil
 }
 
@@ -139,7 +147,8 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		return err
 	}
 	start := func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		r.missing, r.mine, r.rival = time.Time{}, false, false // another replica may have led meanwhile
+		// Another replica may have led meanwhile.
+		r.missing, r.mine, r.rival, r.pointerConfigs.unserved = time.Time{}, false, false, nil
 		queue.Add(reconcile.Request{NamespacedName: r.ca})
 		return nil
 	}
@@ -153,6 +162,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 
 // Reconcile renews what is due and publishes the result.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	r.pointerConfigs.certain = certain
 	s, err := r.ensure(ctx, false)
 	r.publish(ctx, s, err)
 	if err != nil {
@@ -266,6 +276,7 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	var s mcscert.Status
 	o, err := r.read(ctx)
 	if err != nil {
+		r.pointerConfigs.unserved = nil // the next answer may come from an API server that is starting
 		return o, s, err
 	}
 	at := r.o.Now()
@@ -314,12 +325,16 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 
 // machineSets reports whether MachineSets of the Machine API exist. With an error, not all are known.
 func (r *Reconciler) machineSets(ctx context.Context, namespaces []string) (bool, error) {
-	sets, err := machinesets.List(ctx, r.pointerConfigs.client, namespaces)
+	sets, err := r.pointerConfigs.machineSets(ctx, namespaces)
+	if slices.Contains(r.pointerConfigs.unsure, machinesets.MachineAPI) {
+		err = errors.Join(err, errUnsure(machinesets.MachineAPI))
+	}
 	return slices.ContainsFunc(sets, func(s machinesets.MachineSet) bool { return s.Kind == machinesets.MachineAPI }), err
 }
 
 // Inspect returns the current state and changes nothing.
 func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
+	r.pointerConfigs.certain = 0 // nothing is written
 	o, s, err := r.owner(ctx)
 	if err != nil {
 		return s, err

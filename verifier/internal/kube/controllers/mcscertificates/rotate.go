@@ -95,14 +95,15 @@ func (r *Reconciler) rotate(
 	with.Earlier = append(with.Earlier, r.former...)
 	found, incomplete := r.pointerConfigs.renew(ctx, with, false)
 	failed := slices.ContainsFunc(found, func(p mcscert.PointerConfig) bool { return p.Failed })
+	known := incomplete == nil && len(r.pointerConfigs.unsure) == 0
 	switch {
-	case incomplete == nil && !failed:
+	case known && !failed:
 		r.former = nil
 	case o.bundle != nil && !strings.Contains(string(r.former), o.bundle.Data[certrotation.BundleKey]):
 		r.former = append(r.former, o.bundle.Data[certrotation.BundleKey]+"\n"...)
 	}
 	why, err = r.certs.Serving(ctx, r.serving, o.serving, ca, mcscert.Serving{
-		Hosts: hosts, Bundle: bundle, PointerConfigs: found, Incomplete: incomplete != nil, Force: force,
+		Hosts: hosts, Bundle: bundle, PointerConfigs: found, Incomplete: !known, Force: force,
 	})
 	if err != nil {
 		return found, errors.Join(explain(err), incomplete)
