@@ -21,7 +21,8 @@ const (
 const sha1Bank uint16 = 0x0004
 
 // sizes are those of the digests in a log, in bytes (TCG Algorithm Registry, 6.10), also of SM3-256 and SHA-3.
-var sizes = map[uint16]int{sha1Bank: 20, SHA256: 32, 0x0012: 32, 0x0027: 32, SHA384: 48, 0x0028: 48, SHA512: 64, 0x0029: 64}
+var sizes = map[uint16]int{sha1Bank: 20, SHA256: 32, 0x0012: 32, 0x0027: 32, SHA384: 48, 0x0028: 48, SHA512: 64,
+	0x0029: 64}
 
 var hashes = map[uint16]crypto.Hash{SHA256: crypto.SHA256, SHA384: crypto.SHA384, SHA512: crypto.SHA512}
 

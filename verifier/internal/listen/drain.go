@@ -10,9 +10,9 @@ import (
 // drainPoll is the time between two scans of the connections.
 const drainPoll = 100 * time.Millisecond
 
-// Drain waits until no open connection has a Challenge in progress, a valid challenge without an answer, or a client that
-// attested and has no certificate yet, or until ctx ends. http.Server.Shutdown closes a connection that has only a challenge, because no request is
-// active on it. Meanwhile l accepts connections.
+// Drain waits until no open connection has a Challenge in progress, a valid challenge without an answer, or a client
+// that attested and has no certificate yet, or until ctx ends. http.Server.Shutdown closes such a connection, because no
+// request is active on it. Meanwhile l accepts connections.
 func (l *Limited) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()

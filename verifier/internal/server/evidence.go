@@ -66,7 +66,8 @@ func (k *evidenceKeeper) Keep(s *appraisal.Saved) {
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return !strings.HasSuffix(e.Name(), ".json") })
 	// ReadDir sorts by name, and the name begins with the time. If the clock was ahead, those files go first.
 	later := s.Time.Add(time.Hour).Format(fileTime)
-	ahead, _ := slices.BinarySearchFunc(entries, later, func(e os.DirEntry, t string) int { return cmp.Compare(e.Name(), t) })
+	byName := func(e os.DirEntry, t string) int { return cmp.Compare(e.Name(), t) }
+	ahead, _ := slices.BinarySearchFunc(entries, later, byName)
 	entries = slices.Concat(entries[ahead:], entries[:ahead])
 	for i := 0; i < len(entries)-k.max; i++ {
 		if err := os.Remove(filepath.Join(k.dir, entries[i].Name())); err != nil {

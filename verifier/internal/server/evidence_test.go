@@ -19,8 +19,9 @@ func TestKeep_RemovesTheOldestFirst(t *testing.T) {
 		at   []time.Time
 		kept string
 	}{
-		"in order":            {[]time.Time{noon, noon.Add(1), noon.Add(time.Second), noon.Add(time.Minute)}, "123"},
-		"the clock was ahead": {[]time.Time{noon.AddDate(1, 0, 0), noon.AddDate(2, 0, 0), noon.AddDate(3, 0, 0), noon}, "312"},
+		"in order": {[]time.Time{noon, noon.Add(1), noon.Add(time.Second), noon.Add(time.Minute)}, "123"},
+		"the clock was ahead": {[]time.Time{noon.AddDate(1, 0, 0), noon.AddDate(2, 0, 0), noon.AddDate(3, 0, 0), noon},
+			"312"},
 	} {
 		dir := t.TempDir()
 		k, err := newEvidenceKeeper(dir, 3, slog.New(slog.DiscardHandler))
