@@ -4,16 +4,17 @@
 // paths, and the config that carries the agent into the real root.
 //
 // The verifier serves a [Config] that merges the pre-approved config, and after it one of its own.
-// Ignition lets a later config replace what an earlier one has. The second one has five additions,
+// Ignition lets a later config replace what an earlier one has. The second one has these additions,
 // none of which is secret:
 //
 //   - the agent, which Ignition downloads from the gate and checks by its SHA-256, one file for each
 //     architecture;
 //   - the pointer config to which the agent attests;
-//   - the [StateFile] with the content [PreApproved];
+//   - the [StateFile] with the content [PreApproved], and the [LayoutFile];
 //   - the unit mcs-attest-firstboot.service;
 //   - a drop-in for each of the templates sshd@.service and ssh@.service, so that also a service of only one
-//     connection starts after that unit.
+//     connection starts after that unit;
+//   - a mask of ignition-delete-config.service, so that the agent can read the machine's own pointer config.
 //
 // After its attestation the agent gives Ignition the [Full] config. It merges one config before the full one, with
 // defaults for it, and one after it. The latter replaces the content of the StateFile. So Ignition itself records which
@@ -21,6 +22,7 @@
 package firstboot
 
 import (
+	"bytes"
 	"cmp"
 	_ "embed"
 	"encoding/base64"
@@ -30,6 +32,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 const (
@@ -39,9 +42,17 @@ const (
 	PointerFile = "pointer.ign"
 	// StateFile says in Dir which config Ignition has applied.
 	StateFile = "config"
+	// LayoutFile has in Dir what [CannotApplyTwice] reads of the pre-approved config.
+	LayoutFile = "layout.json"
 	// PresetFile is where Ignition appends a line for each unit that a config enables or disables. For systemd the
 	// first line that names a unit counts.
 	PresetFile = "/etc/systemd/system-preset/20-ignition.preset"
+	// fallbackFile comes after the PresetFile for systemd, and before the files of the image.
+	fallbackFile = "/etc/systemd/system-preset/21-mcs-attest.preset"
+	// maxPreset is the maximum size of the PresetFile that the second boot keeps, in bytes.
+	maxPreset = 64 << 10
+	// deleteUnit deletes the user data of VMware and VirtualBox in each first boot.
+	deleteUnit = "ignition-delete-config.service"
 	// UnitName is the name of the unit.
 	UnitName = "mcs-attest-firstboot.service"
 	// AgentPath is the path of the agent without the architecture. SELinux lets units run programs
@@ -141,6 +152,7 @@ type file struct {
 type systemdUnit struct {
 	Name     string   `json:"name"`
 	Enabled  bool     `json:"enabled,omitempty"`
+	Mask     *bool    `json:"mask,omitempty"`
 	Contents string   `json:"contents,omitempty"`
 	Dropins  []dropin `json:"dropins,omitempty"`
 }
@@ -171,38 +183,59 @@ func Config(preApproved []byte, c AgentConfig) ([]byte, error) {
 	}
 	own.Storage.Files = append(own.Storage.Files,
 		file{Path: Dir + "/" + PointerFile, Overwrite: true, Mode: 0o644, Contents: data(c.Pointer)},
+		file{Path: Dir + "/" + LayoutFile, Overwrite: true, Mode: 0o644, Contents: data(layoutOf(preApproved))},
 		state(PreApproved))
 	own.Systemd.Units = []systemdUnit{{Name: UnitName, Enabled: true, Contents: unit},
-		{Name: "sshd@.service", Dropins: afterUnit}, {Name: "ssh@.service", Dropins: afterUnit}}
+		{Name: "sshd@.service", Dropins: afterUnit}, {Name: "ssh@.service", Dropins: afterUnit},
+		{Name: deleteUnit, Mask: new(true)}}
 	return merging(&own, preApproved)
+}
+
+// Earlier is what the first boot has for [Full].
+type Earlier struct {
+	Pointer []byte // the outermost pointer config
+	Layout  []byte // the LayoutFile
+	Preset  []byte // the PresetFile
 }
 
 // Full returns the config that merges the full one, records that Ignition has applied it, and makes
 // the boot a first boot for systemd. Ignition enables units by presets, which systemd applies only in a
-// first boot (machine-id(5), "First Boot Semantics"). It refuses the config of [Config].
+// first boot (machine-id(5), "First Boot Semantics"). It refuses the config of [Config], and one that
+// Ignition [CannotApplyTwice].
 //
 // The full config is merged after the defaults that a machine without this package would also have for it:
 //
 //   - the proxy, the certificate authorities and the timeouts of the outermost pointer config, with which Ignition
 //     fetches the remote files of the full config;
 //   - an empty PresetFile. Otherwise a unit that the pre-approved config enables stays enabled if the full config
-//     disables it, because Ignition only appends to that file.
-func Full(config, pointer []byte) ([]byte, error) {
+//     disables it, because Ignition only appends to that file. The lines of the first boot follow in another file, for
+//     the units that only its configs enable or disable;
+//   - ignition-delete-config.service, which [Config] masks.
+func Full(config []byte, e Earlier) ([]byte, error) {
 	if len(config) == 0 {
 		return nil, errors.New("the config is empty")
 	}
 	if carriesAgent(config) {
 		return nil, errors.New("the config is the pre-approved one")
 	}
+	if err := CannotApplyTwice(config, e.Layout); err != nil {
+		return nil, err
+	}
 	var given struct{ Ignition settings }
-	if err := json.Unmarshal(pointer, &given); err != nil {
+	if err := json.Unmarshal(e.Pointer, &given); err != nil {
 		return nil, fmt.Errorf("the pointer config: %w", err)
 	}
 	before := struct {
 		Ignition settings `json:"ignition"`
 		content
 	}{Ignition: given.Ignition}
-	before.Storage.Files = []file{{Path: PresetFile, Overwrite: true, Mode: 0o644, Contents: data(nil)}}
+	// A crash can leave a file of null characters.
+	if len(e.Preset) > maxPreset || !utf8.Valid(e.Preset) || bytes.ContainsRune(e.Preset, 0) {
+		e.Preset = nil
+	}
+	before.Storage.Files = []file{{Path: PresetFile, Overwrite: true, Mode: 0o644, Contents: data(nil)},
+		{Path: fallbackFile, Overwrite: true, Mode: 0o644, Contents: data(e.Preset)}}
+	before.Systemd.Units = []systemdUnit{{Name: deleteUnit, Mask: new(false)}}
 	raw, err := json.Marshal(before)
 	if err != nil {
 		return nil, fmt.Errorf("encode config: %w", err)

@@ -127,8 +127,12 @@ func TestConfig_RequiresEverything(t *testing.T) {
 
 const pointerConfig = `{"ignition":{"version":"3.2.0"}}`
 
+func earlier(pointer string) firstboot.Earlier {
+	return firstboot.Earlier{Pointer: []byte(pointer), Layout: []byte("{}")}
+}
+
 func TestFull_ReplacesTheStateAndTheMachineID(t *testing.T) {
-	raw, err := firstboot.Full([]byte(preApproved), []byte(pointerConfig))
+	raw, err := firstboot.Full([]byte(preApproved), earlier(pointerConfig))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,10 +148,10 @@ func TestFull_ReplacesTheStateAndTheMachineID(t *testing.T) {
 	if got := content(t, file(t, c, "/etc/machine-id").Contents); got != "uninitialized\n" {
 		t.Errorf("machine id %q", got)
 	}
-	if len(c.Storage.Files) != 4 || len(c.Systemd.Units) != 1 {
+	if len(c.Storage.Files) != 5 || len(c.Systemd.Units) != 2 {
 		t.Errorf("%+v", c)
 	}
-	if raw, err := firstboot.Full(nil, []byte(pointerConfig)); err == nil {
+	if raw, err := firstboot.Full(nil, earlier(pointerConfig)); err == nil {
 		t.Errorf("an empty config: %s", raw)
 	}
 }
@@ -159,7 +163,7 @@ func TestFull_DecidesWhichUnitsAreEnabled(t *testing.T) {
 		t.Helper()
 		full := `{"ignition":{"version":"3.2.0"},"storage":{"files":[` + files + `]},"systemd":{"units":[
 			{"name":"a.service","enabled":false},{"name":"mcs-attest-firstboot.service","enabled":false}]}}`
-		raw, err := firstboot.Full([]byte(full), []byte(pointerConfig))
+		raw, err := firstboot.Full([]byte(full), earlier(pointerConfig))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +173,7 @@ func TestFull_DecidesWhichUnitsAreEnabled(t *testing.T) {
 			t.Error("the preset file of the first boot would stop Ignition")
 		}
 		for _, u := range c.Systemd.Units {
-			if *u.Enabled != (u.Name == firstboot.UnitName) || u.Contents != nil {
+			if u.Enabled != nil && *u.Enabled != (u.Name == firstboot.UnitName) || u.Contents != nil {
 				t.Errorf("%s: %v", u.Name, *u.Enabled)
 			}
 		}
@@ -184,6 +188,58 @@ func TestFull_DecidesWhichUnitsAreEnabled(t *testing.T) {
 	}
 }
 
+// Otherwise systemd disables in the second boot what only the machine's own pointer config enabled in the first one.
+// It reads the files of presets by name, and the first line that names a unit counts.
+func TestFull_KeepsTheUnitsOfTheFirstBoot(t *testing.T) {
+	const lines = "enable guest-agent.service\ndisable zincati.service\n"
+	for preset, want := range map[string]string{
+		lines: lines, "": "", lines + "\x00": "", lines + "\xff": "", strings.Repeat("#", 1<<17): "",
+	} {
+		e := earlier(pointerConfig)
+		e.Preset = []byte(preset)
+		raw, err := firstboot.Full([]byte(preApproved), e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const name = "/etc/systemd/system-preset/21-mcs-attest.preset"
+		f := file(t, merged(t, raw), name)
+		if got := content(t, f.Contents); got != want || !*f.Overwrite || *f.Mode != 0o644 || name <= firstboot.PresetFile {
+			t.Errorf("%.50q: %.50q, %+v", preset, got, f)
+		}
+	}
+}
+
+// Otherwise the agent would not find the machine's own pointer config in VMware's user data. The full config decides
+// whether that is deleted afterwards.
+func TestFull_DeletesTheUserDataOnlyInTheSecondBoot(t *testing.T) {
+	masked := func(raw []byte, err error) bool {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		units := merged(t, raw).Systemd.Units
+		i := slices.IndexFunc(units, func(u types.Unit) bool { return u.Name == "ignition-delete-config.service" })
+		if i < 0 || units[i].Mask == nil {
+			t.Fatalf("no config decides in %+v", units)
+		}
+		return *units[i].Mask
+	}
+	unit := func(mask string) []byte {
+		return []byte(`{"ignition":{"version":"3.2.0"},"systemd":{"units":[{"name":"ignition-delete-config.service","mask":` +
+			mask + `}]}}`)
+	}
+	if !masked(firstboot.Config([]byte(preApproved), agentConfig())) ||
+		!masked(firstboot.Config(unit("false"), agentConfig())) {
+		t.Error("the first boot deletes it")
+	}
+	if masked(firstboot.Full([]byte(preApproved), earlier(pointerConfig))) {
+		t.Error("the second boot does not delete it")
+	}
+	if !masked(firstboot.Full(unit("true"), earlier(pointerConfig))) {
+		t.Error("the full config cannot keep it")
+	}
+}
+
 // Otherwise Ignition fetches the remote files of the full config without the pointer config's proxy, authorities and
 // timeouts.
 func TestFull_HasTheSettingsOfThePointerConfig(t *testing.T) {
@@ -191,7 +247,7 @@ func TestFull_HasTheSettingsOfThePointerConfig(t *testing.T) {
 		"security":{"tls":{"certificateAuthorities":[{"source":"data:,one"}]}},"timeouts":{"httpTotal":60},
 		"config":{"merge":[{"source":"https://mcs.test:22623/config/worker"}]}},
 		"storage":{"files":[{"path":"/etc/given","contents":{"source":null}}]}}`
-	raw, err := firstboot.Full([]byte(preApproved), []byte(given))
+	raw, err := firstboot.Full([]byte(preApproved), earlier(given))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,13 +261,13 @@ func TestFull_HasTheSettingsOfThePointerConfig(t *testing.T) {
 	if all := c.Ignition.Security.TLS.CertificateAuthorities; len(all) != 1 || *all[0].Source != "data:,one" {
 		t.Errorf("authorities %+v", all)
 	}
-	if len(c.Storage.Files) != 4 || len(c.Ignition.Config.Merge) != 3 {
+	if len(c.Storage.Files) != 5 || len(c.Ignition.Config.Merge) != 3 {
 		t.Errorf("more than the settings of the pointer config: %+v", c)
 	}
 
 	const own = `{"ignition":{"version":"3.2.0","proxy":{"httpsProxy":"http://own.test:3128"},"timeouts":{"httpTotal":9},
 		"security":{"tls":{"certificateAuthorities":[{"source":"data:,two"}]}}}}`
-	if raw, err = firstboot.Full([]byte(own), []byte(given)); err != nil {
+	if raw, err = firstboot.Full([]byte(own), earlier(given)); err != nil {
 		t.Fatal(err)
 	}
 	c = merged(t, raw)
@@ -320,10 +376,10 @@ func TestFull_RefusesThePreApprovedConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if full, err := firstboot.Full(raw, []byte(pointerConfig)); err == nil {
+	if full, err := firstboot.Full(raw, earlier(pointerConfig)); err == nil {
 		t.Errorf("%s", full)
 	}
-	if _, err := firstboot.Full([]byte(preApproved), []byte(pointerConfig)); err != nil {
+	if _, err := firstboot.Full([]byte(preApproved), earlier(pointerConfig)); err != nil {
 		t.Error(err)
 	}
 }

@@ -119,9 +119,9 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	case errors.Is(err, platform.ErrNone), errors.Is(err, platform.ErrUnsupported):
 		return skip("nothing to attest to: %w", err)
 	case errors.Is(err, platform.ErrUnreadable):
-		// If the drive recovers, Ignition would read it and request the config without a token.
+		// If the source recovers, Ignition would read it and request the config without a token.
 		return hinted{fmt.Errorf("the pointer config cannot be read: %w", err),
-			"boot again; if the error persists, check the machine's config drive"}
+			"boot again; if the error persists, check the machine's config drive or, on VMware, its guestinfo variables"}
 	case err != nil:
 		// Ignition reads the same place next and reports the error in full.
 		return skip("the pointer config cannot be read: %w", err)

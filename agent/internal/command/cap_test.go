@@ -9,6 +9,7 @@ import (
 	"crypto/sha512"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/command"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
@@ -184,5 +186,49 @@ func TestAttack_T32_ShellIsCappedAlsoWhereSystemdEndsTheInitramfs(t *testing.T) 
 			t.Errorf("phases %t: scrub --cap-now: %q", phases, out)
 		}
 		m.denied(before)
+	}
+}
+
+// On a later boot of a stock image, a process of its own caps. It reports its own error.
+func TestFirstboot_CapsInAnotherProcessOnALaterBoot(t *testing.T) {
+	m, dir := newInitramfs(t, false), t.TempDir()
+	for name, file := range map[string]string{"CMDLINE": "cmdline", "BOOT_ID": "boot-id", "BOOT": "boot",
+		"FIRSTBOOT": "firstboot"} {
+		t.Setenv("MCS_ATTEST_"+name, filepath.Join(dir, file))
+	}
+	state := filepath.Join(dir, "firstboot")
+	err := os.Mkdir(state, 0o755)
+	for file, content := range map[string]string{"cmdline": "quiet", "boot-id": strings.Repeat("b", 36),
+		"firstboot/config": firstboot.FullConfig, "firstboot/capped-once": ""} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600))
+	}
+	program, noProgram := os.Executable()
+	if err := errors.Join(err, noProgram); err != nil {
+		t.Fatal(err)
+	}
+	run := func() string {
+		t.Helper()
+		out, err := (&exec.Cmd{Path: program, Args: []string{"mcs-attest-agent", "firstboot"}}).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return string(out)
+	}
+	before := m.values()
+	if out := run(); out != "mcs-attest: capped PCR 11: this boot can no longer attest\n" || !m.exists("capped") {
+		t.Errorf("the console has %q", out)
+	}
+	m.denied(before)
+	if out := run(); out != "" {
+		t.Errorf("after the cap: %q", out)
+	}
+	t.Setenv("MCS_ATTEST_RUN", filepath.Join(dir, "run"))
+	t.Setenv("MCS_ATTEST_TPM", filepath.Join(dir, "no-tpm"))
+	if err := os.WriteFile(filepath.Join(state, "tpm"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out := run(); !strings.Contains(out, "error: the TPM's device failed: ") ||
+		!strings.Contains(out, "error: PCR 11 is not capped: exit status 1\nhint: the boot continues") {
+		t.Errorf("the console has %q", out)
 	}
 }

@@ -37,12 +37,13 @@ type agent struct {
 	realRoot bool
 	// hasTPM is true after openDevice has seen the device, or the record of an attestation with it.
 	hasTPM bool
-	// Tests replace reboot and pause, and set step and mounted, which are those of nextboot. Reboot and
-	// pause end early with an error if the context ends.
-	step    func(string) error
-	mounted func(dir string) (bool, error)
-	reboot  func(context.Context) error
-	pause   func(context.Context, time.Duration) error
+	// Tests replace reboot, pause and capChild, and set step and mounted, which are those of nextboot. Reboot
+	// and pause end early with an error if the context ends.
+	step     func(string) error
+	mounted  func(dir string) (bool, error)
+	reboot   func(context.Context) error
+	pause    func(context.Context, time.Duration) error
+	capChild func(paths.Paths) error
 }
 
 // hinted is an error with a hint for the administrator.
@@ -98,11 +99,12 @@ lists them. "mcs-attest-agent COMMAND --help" describes a command.
 // Main runs the command line args and returns the exit status.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &agent{
-		paths:   paths.Default(),
-		console: &console.Console{Out: stdout, Err: stderr},
-		out:     stdout,
-		reboot:  systemctlReboot,
-		pause:   flow.Pause,
+		paths:    paths.Default(),
+		console:  &console.Console{Out: stdout, Err: stderr},
+		out:      stdout,
+		reboot:   systemctlReboot,
+		pause:    flow.Pause,
+		capChild: capInChild,
 	}
 	err := a.dispatch(ctx, args)
 	var usage usageError

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
@@ -20,6 +21,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/nextboot"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
@@ -40,6 +42,11 @@ const (
 	driveWait = 2 * time.Minute
 	// againWait replaces driveWait when that pointer config is read again after a denial.
 	againWait = 10 * time.Second
+	// unreachableWait replaces it while the server does not answer: each attempt to reach it includes one to read
+	// that pointer config.
+	unreachableWait = 2 * time.Second
+	// capWait limits the wait for the cap on a later boot, as in mcs-attest-cap.service.
+	capWait = time.Minute
 	// acceptConfig asks for the newest version that Ignition 2.14 reads. An agent in the real root
 	// cannot ask the Ignition of the initramfs for its version.
 	acceptConfig = "application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1"
@@ -127,18 +134,44 @@ func (a *agent) runFirstboot(ctx context.Context) error {
 // the kubelet.
 func (a *agent) afterIgnition(boot nextboot.Boot) error {
 	once := filepath.Join(a.paths.FirstBoot, cappedOnceFile)
-	cleared, capped := boot.Clear(), a.capPCR(true)
-	switch {
-	case capped != nil && paths.Exists(once):
-		a.console.Error(fmt.Errorf("PCR 11 is not capped: %w", capped), "the boot continues; check the TPM of this machine")
-	case capped != nil:
-		return errors.Join(cleared, capped)
-	case a.capped() && !paths.Exists(once):
+	cleared := boot.Clear()
+	if paths.Exists(once) {
+		if err := a.capWithin(capWait); err != nil {
+			a.console.Error(fmt.Errorf("PCR 11 is not capped: %w", err), "the boot continues; check the TPM of this machine")
+		}
+		return cleared
+	}
+	if err := a.capPCR(true); err != nil {
+		return errors.Join(cleared, err)
+	}
+	if a.capped() {
 		if err := delivery.WriteFile(once, nil); err != nil {
 			a.console.Error(fmt.Errorf("a later boot will stop if the TPM fails: %w", err), "")
 		}
 	}
 	return cleared
+}
+
+// capWithin caps PCR 11 in another process, and waits for it until the limit. A driver that hangs keeps a process from
+// ending, so that systemd would not see the end of this one. The other process is not killed: it caps later if the TPM
+// still answers.
+func (a *agent) capWithin(limit time.Duration) error {
+	ended := make(chan error, 1)
+	go func() { ended <- a.capChild(a.paths) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(limit):
+		return fmt.Errorf("%w within %v", tpmdev.ErrTimeout, limit)
+	}
+}
+
+// capInChild caps PCR 11 in another process, and returns when that has ended.
+func capInChild(p paths.Paths) error {
+	child := exec.Command("/proc/self/exe", "scrub", "--cap-only", "--run-dir", p.Run, "--tpm", p.TPM)
+	child.Args[0] = os.Args[0]
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr // not pipes, because it may outlive this process
+	return child.Run()
 }
 
 // attestAndStage attests, caps PCR 11, fetches the full config, stages it on the boot partition, and reboots.
@@ -150,14 +183,16 @@ func (a *agent) attestAndStage(ctx context.Context, boot nextboot.Boot, machine 
 		return err
 	}
 	a.realRoot = true
-	wait, failed := driveWait, true
-	grant, err := a.untilGranted(ctx, machine, authorities, func() flow.Target {
-		if failed {
-			target, config, failed = a.ownTarget(ctx, machine, wait, target, config)
-			wait = againWait
+	machine.Waiting = newWaiting(a.console).because
+	failed := true
+	own := func(ctx context.Context, wait time.Duration) (flow.Target, bool) {
+		if !failed {
+			return target, false
 		}
-		return target
-	})
+		target, config, failed = a.ownTarget(ctx, machine, wait, target, config)
+		return target, !failed
+	}
+	grant, err := a.untilGranted(ctx, machine, authorities, own)
 	if err != nil {
 		return err
 	}
@@ -268,7 +303,7 @@ func (a *agent) onlyTarget(config *pointer.Config) (flow.Target, []*x509.Certifi
 // failed, so that a later call may find it.
 func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, wait time.Duration, t flow.Target,
 	raw []byte) (_ flow.Target, _ []byte, failed bool) {
-	machine.Waiting, machine.Wait = newWaiting(a.console).because, wait
+	machine.Wait = wait
 	data, err := machine.Find(ctx)
 	if err != nil {
 		if !errors.Is(err, platform.ErrNone) {
@@ -295,13 +330,16 @@ func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, wait ti
 	return t, raw, false
 }
 
+// targetFunc returns the target of the next attempt, and whether this call has read the machine's own pointer config.
+type targetFunc func(ctx context.Context, wait time.Duration) (flow.Target, bool)
+
 // untilGranted attests until the verifier grants a token. It asks for the target before each attempt. A final denial
 // is only a reason to wait longer: the machine keeps the pre-approved config. If the gate serves every machine, the
 // grant has no token.
 func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, authorities []*x509.Certificate,
-	target func() flow.Target) (*flow.Grant, error) {
-	for {
-		grant, err := a.attestInRealRoot(ctx, machine, target(), authorities)
+	target targetFunc) (*flow.Grant, error) {
+	for wait := driveWait; ; wait = againWait {
+		grant, err := a.attestInRealRoot(ctx, machine, target, wait, authorities)
 		if err == nil {
 			return grant, nil
 		}
@@ -325,13 +363,19 @@ func (a *agent) untilGranted(ctx context.Context, machine platform.Machine, auth
 }
 
 // attestInRealRoot attests with what the machine can prove now: its TPM may appear late.
-func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, t flow.Target,
+func (a *agent) attestInRealRoot(ctx context.Context, machine platform.Machine, target targetFunc, wait time.Duration,
 	authorities []*x509.Certificate) (*flow.Grant, error) {
+	t, _ := target(ctx, wait)
 	f, done, err := a.newFlow(ctx, machine, authorities)
 	if err != nil {
 		return nil, err
 	}
 	f.Accept = acceptConfig
+	f.Again = func(ctx context.Context) (flow.Target, bool) {
+		ctx, cancel := context.WithTimeout(ctx, unreachableWait)
+		defer cancel()
+		return target(ctx, unreachableWait)
+	}
 	defer func() { _ = done() }()
 	if err := a.rememberTPM(); err != nil {
 		return nil, err
@@ -357,7 +401,7 @@ func (a *agent) fetchFullConfig(ctx context.Context, d *client.Dialer, t flow.Ta
 				return nil, deniedPause, fmt.Errorf("the full config: %w", err)
 			}
 			a.console.Step("received the full config")
-			full, err := firstboot.Full(raw, config)
+			full, err := firstboot.Full(raw, a.earlier(config))
 			return full, deniedPause, err
 		}
 		if !temporary {
@@ -371,6 +415,15 @@ func (a *agent) fetchFullConfig(ctx context.Context, d *client.Dialer, t flow.Ta
 			return nil, rebootPause, err
 		}
 	}
+}
+
+// earlier returns what the first boot has for the next one, with the pointer config. If no config enabled a unit, there
+// is no preset file. Without the layout, [firstboot.Full] fails.
+func (a *agent) earlier(pointer []byte) firstboot.Earlier {
+	layout, _ := os.ReadFile(filepath.Join(a.paths.FirstBoot, firstboot.LayoutFile))
+	// In a test, the folder of the agent's files is not Dir, and this file is in it.
+	preset, _ := os.ReadFile(strings.TrimSuffix(a.paths.FirstBoot, firstboot.Dir) + firstboot.PresetFile)
+	return firstboot.Earlier{Pointer: pointer, Layout: layout, Preset: preset}
 }
 
 func fetchOnce(ctx context.Context, c *http.Client, url string, g *flow.Grant) (raw []byte, temporary bool, err error) {

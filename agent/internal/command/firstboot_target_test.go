@@ -5,6 +5,7 @@ package command
 import (
 	"context"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"io"
 	"net"
@@ -91,6 +92,46 @@ func TestFirstboot_UsesTheProxyAndTheTokenOfTheMachinesPointerConfig(t *testing.
 	m.wantFullConfig(1)
 	// Ignition fetches the remote files of the full config in the next boot.
 	if !strings.Contains(m.settings, `"proxy":{"httpsProxy":"`+url+`"}`) || strings.Contains(m.settings, token) {
+		t.Errorf("Ignition would have the settings %s", m.settings)
+	}
+}
+
+// Without the proxy the server cannot deny the machine, so that no denial leads to another read.
+func TestFirstboot_FindsTheProxyWhileTheServerIsUnreachable(t *testing.T) {
+	const host = "mcs.test:22623"
+	m := newStock(t, func(v *verifiertest.Verifier) {
+		v.Certificate = func(leaf *x509.Certificate) { leaf.DNSNames = []string{"mcs.test"} }
+	})
+	url, hosts := proxyTo(t, strings.TrimPrefix(m.verifier.Origin, "https://"))
+	m.verifier.Origin = "https://" + host // only the proxy can resolve it
+	late := string(m.verifier.Pointer("worker"))
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.PointerFile), late)
+	m.paths.IgnitionSystem = t.TempDir()
+	user := filepath.Join(m.paths.IgnitionSystem, "user.ign")
+	if err := os.Mkdir(user, 0o755); err != nil { // reading a folder fails
+		t.Fatal(err)
+	}
+	m.written = func(line string) {
+		if !strings.Contains(line, "lookup mcs.test") {
+			return
+		}
+		m.written = nil
+		if err := os.Remove(user); err != nil {
+			t.Error(err)
+		}
+		m.write(user, strings.Replace(late, `"ignition":{`, `"ignition":{"proxy":{"httpsProxy":"`+url+`"},`, 1))
+	}
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.pauses) > 0 || m.written != nil {
+		t.Fatalf("%v, pauses %v\n%s", err, m.pauses, m.out.String())
+	}
+	if got := hosts(); len(got) < 3 || strings.Join(got, "") != strings.Repeat("CONNECT "+host, len(got)) {
+		t.Errorf("the proxy saw %q", got)
+	}
+	if n := strings.Count(m.out.String(), "no proxy and no provisioning token"); n < 1 || n > 2 {
+		t.Errorf("%d lines say why there is no proxy\n%s", n, m.out.String())
+	}
+	m.wantFullConfig(1)
+	if !strings.Contains(m.settings, `"proxy":{"httpsProxy":"`+url+`"}`) {
 		t.Errorf("Ignition would have the settings %s", m.settings)
 	}
 }
@@ -252,4 +293,33 @@ func TestFirstboot_NeverAppliesThePreApprovedConfigAsTheFullOne(t *testing.T) {
 	}
 	m.setMode(mcsattestv1.Mode_MODE_ENFORCE)
 	m.wantFullConfig(2)
+}
+
+// After the second boot failed, no later boot could correct it.
+func TestFirstboot_StagesNoConfigThatIgnitionCannotApply(t *testing.T) {
+	m := newStock(t)
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.LayoutFile), `{"storage":{"files":[{"path":"/etc/secret"}]}}`)
+	if err := m.run(); !errors.Is(err, errRebooted) || len(m.left()) > 0 || len(m.pauses) != 1 ||
+		m.pauses[0] != deniedPause || m.state() != firstboot.PreApproved {
+		t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
+	}
+	if !strings.Contains(m.out.String(), `storage.files "/etc/secret"`) {
+		t.Errorf("the console does not have the reason:\n%s", m.out.String())
+	}
+}
+
+func TestFirstboot_KeepsTheUnitsOfTheFirstBoot(t *testing.T) {
+	m := newStock(t)
+	preset := m.paths.FirstBoot + firstboot.PresetFile
+	if err := os.MkdirAll(filepath.Dir(preset), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.write(preset, "enable guest-agent.service\n")
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatalf("%v\n%s", err, m.out.String())
+	}
+	m.wantFullConfig(1)
+	if !strings.Contains(m.settings, base64.StdEncoding.EncodeToString([]byte("enable guest-agent.service\n"))) {
+		t.Errorf("the second boot would have %s", m.settings)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/vincent-petithory/dataurl"
@@ -50,6 +51,10 @@ type stock struct {
 	step   func(string) error
 	reboot func(context.Context) error
 	pause  func(time.Duration) error
+	// written is called after each line on the console.
+	written func(string)
+	// capChild replaces the agent's; nil caps in this process.
+	capChild func() error
 
 	// The server's goroutines use these, too. The functions answer instead of the honest verifier and
 	// gate; nil is honest.
@@ -151,6 +156,7 @@ func newStock(t *testing.T, change ...func(*verifiertest.Verifier)) *stock {
 	m.write(m.paths.Cmdline, "quiet ignition.platform.id=metal\n")
 	m.write(filepath.Join(m.paths.FirstBoot, firstboot.PointerFile), string(m.verifier.Pointer("worker")))
 	m.write(filepath.Join(m.paths.FirstBoot, firstboot.StateFile), firstboot.PreApproved)
+	m.write(filepath.Join(m.paths.FirstBoot, firstboot.LayoutFile), "{}")
 	m.powerOn()
 	return m
 }
@@ -237,7 +243,7 @@ func (m *stock) run() (err error) {
 	m.mu.Unlock()
 	m.out.Reset()
 	a := &agent{
-		paths: m.paths, console: &console.Console{Out: &m.out, Err: &m.out}, out: &m.out, step: m.step,
+		paths: m.paths, console: &console.Console{Out: m, Err: m}, out: &m.out, step: m.step,
 		mounted: func(string) (bool, error) { return !m.unmounted, nil },
 		reboot: func(ctx context.Context) error {
 			if m.reboot != nil {
@@ -253,7 +259,22 @@ func (m *stock) run() (err error) {
 			return ctx.Err()
 		},
 	}
+	a.capChild = func(paths.Paths) error {
+		if m.capChild != nil {
+			return m.capChild()
+		}
+		return a.capPCR(false)
+	}
 	return a.runFirstboot(ctx)
+}
+
+// Write implements the console.
+func (m *stock) Write(line []byte) (int, error) {
+	n, err := m.out.Write(line)
+	if m.written != nil {
+		m.written(string(line))
+	}
+	return n, err
 }
 
 // left returns what is on the boot partition.
@@ -417,6 +438,35 @@ func TestFirstboot_TPMThatFailsAfterIgnition(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A driver that hangs keeps a process from ending. So on a later boot another process caps, and continues after the
+// limit. The first cap with the full config is awaited.
+func TestFirstboot_TPMThatHangsAfterIgnition(t *testing.T) {
+	m := newStock(t)
+	if err := m.run(); !errors.Is(err, errRebooted) {
+		t.Fatalf("%v\n%s", err, m.out.String())
+	}
+	m.capChild = func() error { return errors.New("the first cap is not in this process") }
+	m.wantFullConfig(1)
+	m.powerOn()
+	m.paths.TPM = filepath.Join(t.TempDir(), "tpmrm0") // no other program opens it
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan error)
+		defer close(answers) // the other process still runs
+		m.capChild = func() error { return <-answers }
+		began := time.Now()
+		err := m.run()
+		if took := time.Since(began); err != nil || took != time.Minute {
+			t.Errorf("after %v: %v", took, err)
+		}
+		for _, want := range []string{"error: PCR 11 is not capped: the TPM did not answer within 1m0s\n",
+			"hint: the boot continues; check the TPM of this machine\n"} {
+			if !strings.Contains(m.out.String(), want) {
+				t.Errorf("no %q in\n%s", want, m.out.String())
+			}
+		}
+	})
 }
 
 // A cap that fails after the attestation ends like each other failure after it: the next boot attests again. A TPM

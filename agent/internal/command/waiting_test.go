@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
+	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo/guestinfotest"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 )
@@ -78,6 +80,19 @@ func TestAttest_AnUnreadableDriveStopsTheBoot(t *testing.T) {
 	err := a.attestMachine(t.Context(), platform.Machine{Paths: a.paths, ID: "nutanix", Wait: time.Second})
 	if _, unchanged := errors.AsType[*skipped](err); err == nil || unchanged ||
 		!strings.Contains(err.Error(), "the pointer config cannot be read: config drive config-2:") {
+		t.Errorf("error %v\n%s", err, out.String())
+	}
+}
+
+// The same is true of variables that the hypervisor may still have.
+func TestAttest_UnreadableGuestinfoStopsTheBoot(t *testing.T) {
+	var out bytes.Buffer
+	a := &agent{console: &console.Console{Out: &out, Err: &out}}
+	h := &guestinfotest.Hypervisor{Closed: true}
+	err := a.attestMachine(t.Context(), platform.Machine{Paths: a.paths, ID: "vmware", Wait: time.Second,
+		Backdoor: func() (guestinfo.Port, error) { return h.Port, nil }})
+	if h, ok := errors.AsType[hinted](err); !ok || !strings.Contains(h.hint, "guestinfo") ||
+		!strings.Contains(err.Error(), "the pointer config cannot be read: VMware guestinfo:") {
 		t.Errorf("error %v\n%s", err, out.String())
 	}
 }

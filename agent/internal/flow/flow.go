@@ -126,6 +126,9 @@ type Flow struct {
 	NoTPM error
 	// OpenTPM opens the TPM. Each round without one calls it; nil means that the TPM does not appear later.
 	OpenTPM func() (TPM, error)
+	// Again is called after each transport failure, until a verifier has stated the pool's mode. If it returns true,
+	// the flow continues with that target, and does not call it again. Nil means that the target does not change.
+	Again func(context.Context) (Target, bool)
 	// EventLog reads the firmware's event log.
 	EventLog func() ([]byte, error)
 	// Cloud is nil on a platform without cloud evidence.
@@ -259,6 +262,13 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		if wait == 0 || denied != nil {
 			wait = max(wait, pause)
 			pause = min(2*pause, maxPause)
+		}
+		if f.Again != nil && denied == nil && known.name == "" {
+			if again, ok := f.Again(ctx); ok {
+				t, f.Again, pause, offline = again, nil, firstPause, firstOfflinePause
+				f.Dialer.Proxy = t.Proxy
+				continue
+			}
 		}
 		f.waiting(err, wait)
 		if err := f.sleep(ctx, wait); err != nil {

@@ -4,11 +4,15 @@ package flow_test
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"net/http"
+	"slices"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
@@ -93,5 +97,47 @@ func TestRun_CountsOnlyRejectedTokensInARow(t *testing.T) {
 	}))
 	if err != nil || heads != 7 {
 		t.Errorf("after %d tokens: %v", heads, err)
+	}
+}
+
+// A machine whose proxy is not known yet cannot reach the server.
+func TestRun_AsksForTheTargetAgainUntilAVerifierAnswers(t *testing.T) {
+	t.Run("the server is unreachable", func(t *testing.T) {
+		m, calls := newMachine(t), 0
+		v := started(t, &verifiertest.Verifier{AttestFunc: aborting(1)})
+		m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
+		target := flow.Target{Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker"}
+		unreachable := target
+		unreachable.Origin = "https://127.0.0.1:1"
+		m.flow.Again = func(context.Context) (flow.Target, bool) {
+			calls++
+			return target, calls > 2
+		}
+		_, err := m.flow.Run(t.Context(), unreachable)
+		// The pause of the first failure follows again, after the connection that breaks.
+		if want := []time.Duration{time.Second, 2 * time.Second, time.Second}; err != nil || calls != 3 ||
+			!slices.Equal(m.slept, want) {
+			t.Errorf("%v, %d calls, pauses %v\n%s", err, calls, m.slept, m.console.String())
+		}
+	})
+	t.Run("the server has answered", func(t *testing.T) {
+		m := newMachine(t)
+		m.flow.Again = func(context.Context) (flow.Target, bool) {
+			t.Error("it asks for another target")
+			return flow.Target{}, false
+		}
+		if _, err := m.run(started(t, &verifiertest.Verifier{AttestFunc: aborting(2)})); err != nil || len(m.slept) != 2 {
+			t.Errorf("%v, pauses %v\n%s", err, m.slept, m.console.String())
+		}
+	})
+}
+
+// aborting breaks the first connections at their Attest.
+func aborting(n int) func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+	return func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+		if n--; n >= 0 {
+			panic(http.ErrAbortHandler)
+		}
+		return nil, nil
 	}
 }

@@ -40,6 +40,10 @@ type Registers struct{ AX, BX, CX, DX, SI, DI uint32 }
 // Port accesses the port once.
 type Port func(Registers) Registers
 
+// ErrTooLarge reports a value that is larger than its limit. Every other error of a [Client] is about the protocol, so
+// that another attempt may succeed.
+var ErrTooLarge = errors.New("the hypervisor's answer is too large")
+
 // ErrNoVMware reports that the machine does not run on VMware's hypervisor.
 var ErrNoVMware = errors.New("this machine does not run on VMware's hypervisor")
 
@@ -82,7 +86,7 @@ func (c *Client) Get(key string) (value string, ok bool, err error) {
 	return c.GetUpTo(key, maxAnswer)
 }
 
-// GetUpTo is like Get, but returns an error for a value of more than most bytes, without reading
+// GetUpTo is like Get, but returns [ErrTooLarge] for a value of more than most bytes, without reading
 // it.
 func (c *Client) GetUpTo(key string, most uint32) (value string, ok bool, err error) {
 	most += uint32(len("1 "))
@@ -181,7 +185,7 @@ func (ch *channel) receive(most uint32) ([]byte, error) {
 	}
 	size := out.BX
 	if size > most {
-		return nil, fmt.Errorf("the hypervisor's answer has %d bytes; the limit is %d", size, most)
+		return nil, fmt.Errorf("%w: it has %d bytes; the limit is %d", ErrTooLarge, size, most)
 	}
 	var answer []byte
 	for uint32(len(answer)) < size {

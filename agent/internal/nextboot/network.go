@@ -21,12 +21,18 @@ var plain = regexp.MustCompile(`^(ip|nameserver|rd\.neednet|rd\.route|rd\.peerdn
 	`bond|team|bridge|vlan|ib\.pkey|ifname|bootdev|BOOTIF|rd\.bootif|net\.ifnames|biosdevname|` +
 	`coreos\.(no|force)_persist_ip)(=[0-9A-Za-z.:,/=_%+\[\]-]*)?$`)
 
+// hostname matches a platform on which CoreOS asks a metadata service for the hostname in each first boot, which fails
+// without a network (afterburn-hostname.service). On other platforms, a machine without DHCP would only boot later.
+var hostname = regexp.MustCompile(`^ignition\.platform\.id=(aliyun|azure|azurestack|digitalocean|exoscale|hetzner|` +
+	`oraclecloud|scaleway|upcloud|vultr)$`)
+
 // KeepNetwork stores the network arguments that the flag of a first boot had, for the flag that Stage writes. The
 // cmdline has the words of the kernel command line. In a boot without a flag, KeepNetwork does nothing.
 //
 // An installer stores these arguments only in the flag, which CoreOS deletes in the first boot. An argument that the
 // boot loader's entries also have is permanent. It is left out, because the next boot would have it twice. So is an
-// argument that GRUB could read in another way.
+// argument that GRUB could read in another way. If a platform needs a network in each first boot, KeepNetwork adds
+// rd.neednet=1.
 func (b Boot) KeepNetwork(cmdline []string) error {
 	if b.Network == "" || !slices.Contains(cmdline, flag) {
 		return nil
@@ -48,6 +54,10 @@ func (b Boot) KeepNetwork(cmdline []string) error {
 		if plain.MatchString(word) && !slices.Contains(permanent, word) {
 			words = append(words, word)
 		}
+	}
+	needs := func(word string) bool { return strings.HasPrefix(word, "rd.neednet") }
+	if slices.ContainsFunc(cmdline, hostname.MatchString) && !slices.ContainsFunc(cmdline, needs) {
+		words = append(words, "rd.neednet=1")
 	}
 	return WriteFile(b.Network, []byte(strings.Join(words, " ")))
 }

@@ -41,6 +41,13 @@ func TestStage_FlagHasTheNetworkOfTheFirstBoot(t *testing.T) {
 		"other names":        {[]string{flagged + "ipx=1 xip=1 rd.neednets=1 rd.net=1 rd.break=ip=1 IP=1 rd.znet=qeth"}, ""},
 		"characters with a meaning for GRUB": {[]string{flagged + `ip=$root ip=${root} ip="a ip=' ip=a;reboot ip=a\x20 ` +
 			"ip=a|b ip=a&b ip={a} ip=<a ip=>a ip=* ip=? ip=#a ip=`a` ip=a\nreboot ip=\u00e4 ip=ens3:dhcp\n"}, ""},
+		// CoreOS asks for the hostname there.
+		"a metadata service":  {[]string{flagged + "ignition.platform.id=hetzner"}, "rd.neednet=1"},
+		"a network for both":  {[]string{flagged + "ip=a:dhcp ignition.platform.id=vultr"}, "ip=a:dhcp rd.neednet=1"},
+		"a requested network": {[]string{flagged + "rd.neednet=1 ignition.platform.id=vultr"}, "rd.neednet=1"},
+		"a permanent network": {[]string{flagged + "rd.neednet ignition.platform.id=upcloud"}, ""},
+		"a drive":             {[]string{flagged + "ignition.platform.id=kubevirt"}, ""},
+		"a similar name":      {[]string{flagged + "ignition.platform.id=scaleways"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBoot(t)

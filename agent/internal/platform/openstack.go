@@ -128,9 +128,8 @@ func (m Machine) first(ctx context.Context, sources []provider, more func() []pr
 		}
 	}()
 	type answer struct {
-		data   UserData
-		err    error
-		unread bool
+		data UserData
+		err  error
 	}
 	var unread atomic.Int32 // sources with a drive that could not be read yet
 	answers := make(chan answer)
@@ -149,8 +148,11 @@ func (m Machine) first(ctx context.Context, sources []provider, more func() []pr
 				}
 				data, err := s(ctx, own)
 				select {
-				case answers <- answer{data, err, counted}:
+				case answers <- answer{data, err}:
 				case <-ended:
+				}
+				if counted { // not before the answer was received
+					unread.Add(-1)
 				}
 			})
 		}
@@ -165,9 +167,6 @@ func (m Machine) first(ctx context.Context, sources []provider, more func() []pr
 			ask(more())
 		case a := <-answers:
 			open--
-			if a.unread {
-				unread.Add(-1)
-			}
 			switch {
 			case a.err == nil:
 				return a.data, nil

@@ -68,8 +68,8 @@ var (
 	ErrNone = errors.New("the machine has no user data")
 	// ErrUnsupported reports that the machine may have user data that the agent cannot read.
 	ErrUnsupported = errors.New("the agent cannot read this platform's user data yet")
-	// ErrUnreadable reports that the machine has a config drive, and that each attempt to read it failed.
-	ErrUnreadable = errors.New("the drive cannot be read")
+	// ErrUnreadable reports that each attempt to read the machine's config drive, or its guestinfo, failed.
+	ErrUnreadable = errors.New("the user data cannot be read")
 )
 
 // providers are the platforms by Ignition's names (ignition.platform.id).

@@ -4,12 +4,14 @@ package platform
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
@@ -25,44 +27,62 @@ const (
 	vmwareFrom      = "VMware guestinfo"
 )
 
-// vmware reads the machine's variables from the hypervisor. Each of the two may also be a property
-// of the vApp from which the machine was deployed.
-func vmware(_ context.Context, m Machine) (UserData, error) {
+// guestinfoWait is how long the agent retries a read that fails. The machine must then not boot without its config.
+const guestinfoWait = 30 * time.Second
+
+// vmware reads the machine's variables from the hypervisor.
+func vmware(ctx context.Context, m Machine) (UserData, error) {
 	port, err := m.Backdoor()
 	if err != nil {
 		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
 	}
-	c := guestinfo.New(port)
-	// As in Ignition, an environment that is missing or invalid is ignored.
-	properties := map[string]string{}
-	if document, ok, err := c.GetUpTo(guestinfoOVF, maxOVF); err == nil && ok {
-		if found, err := ovfProperties(document); err == nil {
-			properties = found
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.Wait, guestinfoWait))
+	defer cancel()
+	for {
+		raw, err := readGuestinfo(guestinfo.New(port))
+		if err == nil {
+			return UserData{raw, vmwareFrom}, nil
+		}
+		err = fmt.Errorf("%s: %w", vmwareFrom, err)
+		if !errors.Is(err, ErrUnreadable) {
+			return UserData{}, err
+		}
+		select {
+		case <-ctx.Done():
+			return UserData{}, err
+		case <-time.After(pollInterval):
+			m.waiting(err)
 		}
 	}
-	value := func(key string) (string, error) {
-		v, ok, err := c.Get(key)
-		if err == nil && !ok {
+}
+
+// readGuestinfo reads the variables once. Each of the two may also be a property of the vApp from which the machine was
+// deployed.
+func readGuestinfo(c *guestinfo.Client) ([]byte, error) {
+	document, _, err := c.GetUpTo(guestinfoOVF, maxOVF)
+	// As in Ignition, an environment that is missing or invalid is ignored. One that was not read may have a property.
+	if errors.Is(err, guestinfo.ErrTooLarge) {
+		err = nil
+	}
+	properties, _ := ovfProperties(document)
+	value := func(key string) string {
+		v, ok, failed := c.Get(key)
+		err = cmp.Or(err, failed)
+		if !ok {
 			v = properties[ovfPrefix+key]
 		}
-		return v, err
+		return v
 	}
-	text, err := value(guestinfoConfig)
-	if err != nil {
-		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
+	text, encoding := value(guestinfoConfig), value(guestinfoCoding)
+	switch {
+	case errors.Is(err, guestinfo.ErrTooLarge):
+		return nil, err
+	case err != nil:
+		return nil, unreadable{err}
+	case text == "":
+		return nil, ErrNone
 	}
-	encoding, err := value(guestinfoCoding)
-	if err != nil {
-		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
-	}
-	if text == "" {
-		return UserData{}, ErrNone
-	}
-	raw, err := decodeGuestinfo(text, encoding)
-	if err != nil {
-		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
-	}
-	return UserData{raw, vmwareFrom}, nil
+	return decodeGuestinfo(text, encoding)
 }
 
 // decodeGuestinfo decodes text; the encodings have Ignition's names.

@@ -6,8 +6,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/base64"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo/guestinfotest"
@@ -98,6 +102,59 @@ func TestVMware(t *testing.T) {
 		m := machine(t, "vmware", short)
 		m.Backdoor = func() (guestinfo.Port, error) { return (&guestinfotest.Hypervisor{Closed: true}).Port, nil }
 		outcome{text: "did not open a channel"}.check(t, m)
+	})
+}
+
+// rejecting returns a port on which the hypervisor rejects the first opens. A read tries two, with and without cookies.
+func rejecting(h *guestinfotest.Hypervisor, opens int) guestinfo.Port {
+	return func(in guestinfo.Registers) guestinfo.Registers {
+		if in.CX>>16 == 0 && opens > 0 {
+			opens--
+			in.CX = 0
+			return in
+		}
+		return h.Port(in)
+	}
+}
+
+// One failed message is not the answer. Without the environment, its property would be missing.
+func TestVMware_ReadsAgainAfterAFailedMessage(t *testing.T) {
+	const data = "ignition.config.data"
+	for name, variables := range map[string]map[string]string{
+		"a variable": {data: "{}"},
+		"a property": {"ovfenv": ovfEnvironment("guestinfo."+data, "{}")},
+	} {
+		for _, opens := range []int{2, 3, 6} {
+			t.Run(fmt.Sprintf("%s, %d opens", name, opens), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h := &guestinfotest.Hypervisor{Variables: variables}
+					port := rejecting(h, opens)
+					m := machine(t, "vmware", 0) // no limit, as in the agent
+					m.Backdoor = func() (guestinfo.Port, error) { return port, nil }
+					var why recorder
+					m.Waiting = why.waiting
+					data, err := m.Find(t.Context())
+					if err != nil || string(data.Raw) != "{}" ||
+						!why.has("VMware guestinfo: the hypervisor did not open a channel") {
+						t.Errorf("%q and error %v, reported %q", data.Raw, err, why.reasons)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Ignition could still read the variables, and request the config without a token.
+func TestVMware_StopsIfEachReadFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(t, "vmware", 0)
+		m.Backdoor = func() (guestinfo.Port, error) { return (&guestinfotest.Hypervisor{Closed: true}).Port, nil }
+		began := time.Now()
+		data, err := m.Find(t.Context())
+		if took := time.Since(began); !errors.Is(err, platform.ErrUnreadable) || took != 30*time.Second ||
+			!strings.Contains(err.Error(), "VMware guestinfo: the hypervisor did not open a channel") {
+			t.Errorf("after %v: %q and error %v", took, data.Raw, err)
+		}
 	})
 }
 

@@ -115,8 +115,8 @@ func (s *Server) preApproved() http.Handler {
 	}}
 }
 
-// withAgent adds the agent to a pre-approved config. If Ignition could not apply the full config after it, machines wait
-// for a change of one of the two: a machine cannot repeat its first boot. The full config may be nil.
+// withAgent adds the agent to a pre-approved config. If Ignition could not apply the full config after it, the result
+// is an error: a machine cannot repeat its first boot. The full config may be nil.
 func (s *Server) withAgent(pool string, plain, full *gate.Rendered, authorities []byte) (*gate.Rendered, error) {
 	if full != nil {
 		if err := firstboot.CannotApplyTwice(full.Bytes(), plain.Bytes()); err != nil {
