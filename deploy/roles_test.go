@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -77,9 +77,9 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 		c.KubectlApply(t, string(raw))
 	}
 	dir := t.TempDir()
-	program := filepath.Join(dir, "verifier")
-	if out, err := exec.Command("go", "build", "-o", program, "../verifier").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	program, err := binaries.Verifier()
+	if err != nil {
+		t.Fatal(err)
 	}
 	text, err := os.ReadFile("overlays/openshift/mcs-attest.yaml")
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 // agent is the agent's process, on a machine whose user.ign names the verifier.
@@ -44,9 +46,9 @@ func (b *lockedBuffer) String() string {
 func startAgent(t *testing.T, v *verifier, tcti string) *agent {
 	t.Helper()
 	dir := t.TempDir()
-	binary := filepath.Join(dir, "mcs-attest-agent")
-	if out, err := exec.Command("go", "build", "-o", binary, "../../agent").CombinedOutput(); err != nil {
-		t.Fatalf("build the agent: %v\n%s", err, out)
+	binary, err := binaries.Agent()
+	if err != nil {
+		t.Fatal(err)
 	}
 	ca, err := os.ReadFile(v.ca())
 	if err != nil {

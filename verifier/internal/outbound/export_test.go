@@ -3,8 +3,4 @@
 package outbound
 
 // Kept is how many answers are kept.
-func (c *Caller) Kept() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.kept)
-}
+func (c *Caller) Kept() int { return len(c.kept.Keys()) }

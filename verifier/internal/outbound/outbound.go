@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
@@ -95,7 +96,7 @@ type Caller struct {
 	sources  *listen.Limiter
 
 	mu     sync.Mutex
-	kept   map[string]answer
+	kept   *cache.LRUExpireCache // of answers
 	flight map[string]*flight
 }
 
@@ -108,8 +109,11 @@ type flight struct {
 type answer struct {
 	value any
 	err   error
-	until time.Time
 }
+
+type clock func() time.Time
+
+func (c clock) Now() time.Time { return c() }
 
 // New returns a caller for a provider.
 func New(provider string, o Options) *Caller {
@@ -123,7 +127,7 @@ func New(provider string, o Options) *Caller {
 		provider: provider, o: o,
 		budget:  rate.NewLimiter(rate.Limit(o.PerSecond), o.Burst),
 		sources: listen.NewLimiterWithBurst(o.PerSource, max(min(int(sourceBurst*o.PerSource), o.Burst/2), 1)),
-		kept:    map[string]answer{}, flight: map[string]*flight{},
+		kept:    cache.NewLRUExpireCacheWithClock(maxKept, clock(o.Now)), flight: map[string]*flight{},
 	}
 }
 
@@ -136,7 +140,8 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	ask func(context.Context) (T, error)) (T, error) {
 	var none T
 	key = operation + "\x00" + key
-	if a, ok := c.known(key); ok {
+	if kept, ok := c.kept.Get(key); ok {
+		a := kept.(answer)
 		return convert[T](a.value, a.err)
 	}
 	gone := func() error {
@@ -177,8 +182,8 @@ func (c *Caller) join(ctx context.Context, operation, key string) (_ *flight, mi
 		return f, false, nil
 	}
 	// The answer may have arrived since the caller checked the cache.
-	if a, ok := c.kept[key]; ok && now.Before(a.until) {
-		f := &flight{done: make(chan struct{}), answer: a}
+	if kept, ok := c.kept.Get(key); ok {
+		f := &flight{done: make(chan struct{}), answer: kept.(answer)}
 		close(f.done)
 		return f, false, nil
 	}
@@ -249,42 +254,8 @@ func (c *Caller) finish(operation, key string, value any, err error, keep time.D
 	if c.o.Called != nil {
 		c.o.Called(c.provider, operation, outcome)
 	}
-	if keep <= 0 {
-		return err
+	if keep > 0 {
+		c.kept.Add(key, answer{value, err}, keep-1) // an entry is valid up to and at its end
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.o.Now()
-	if len(c.kept) >= maxKept {
-		c.evict(now)
-	}
-	c.kept[key] = answer{value: value, err: err, until: now.Add(keep)}
 	return err
-}
-
-func (c *Caller) known(key string) (answer, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	a, ok := c.kept[key]
-	if ok && !c.o.Now().Before(a.until) {
-		delete(c.kept, key)
-		return answer{}, false
-	}
-	return a, ok
-}
-
-// evict deletes expired answers, and then others until half are left. A deleted answer only costs
-// another call.
-func (c *Caller) evict(now time.Time) {
-	for key, a := range c.kept {
-		if !now.Before(a.until) {
-			delete(c.kept, key)
-		}
-	}
-	for key := range c.kept {
-		if len(c.kept) <= maxKept/2 {
-			return
-		}
-		delete(c.kept, key)
-	}
 }

@@ -486,7 +486,9 @@ func TestMemoryIsBounded(t *testing.T) {
 		most := 0
 		for n := range 35_000 {
 			get(t, c, p, fmt.Sprint(n), time.Hour)
-			most = max(most, c.Kept())
+			if n%1000 == 999 {
+				most = max(most, c.Kept())
+			}
 		}
 		if most > 10_000 {
 			t.Errorf("%d answers kept", most)

@@ -231,7 +231,7 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 	}
 }
 
-// Whoever reads the shared token from the user data can attest with it without end.
+// Any caller that reads the shared token from the user data can attest with it without end.
 func TestAttack_T49_LinesAboutTheProvisioningTokenHaveABudget(t *testing.T) {
 	x := newAttesting(t, evidence.ProvisioningToken)
 	x.present(current)

@@ -4,12 +4,12 @@ package inventory
 
 import (
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -19,16 +19,15 @@ import (
 // future Node, which is one of a Machine's InternalDNS names, and the Node of a Machine. Attestation
 // does not find Machines by these; see [machine.Registry]. A caller must read the result live before it
 // relies on it.
-type nameIndex struct {
-	mu       sync.RWMutex
-	internal map[string][]machine.Ref // by NormalDNS
-	node     map[string][]machine.Ref
-	of       map[machine.Ref]named
-}
+type nameIndex struct{ machines cache.ThreadSafeStore } // by group, namespace and name
+
+// The indexes.
+const byInternal, byNode = "internal", "node"
 
 // named has the names of a Machine in the index.
 type named struct {
-	internal []string
+	ref      machine.Ref
+	internal []string // in NormalDNS
 	node     string
 }
 
@@ -37,91 +36,46 @@ type named struct {
 func NormalDNS(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
 
 func newNameIndex() *nameIndex {
-	return &nameIndex{internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, of: map[machine.Ref]named{}}
+	return &nameIndex{cache.NewThreadSafeStore(cache.Indexers{
+		byInternal: func(o any) ([]string, error) { return o.(named).internal, nil },
+		byNode:     func(o any) ([]string, error) { return []string{o.(named).node}, nil },
+	}, cache.Indices{})}
 }
 
-// put stores a Machine's state. A Machine that was deleted and created again has another UID and is
-// another Machine. put deletes the previous one by its name.
+// put stores a Machine's state, in place of that of another with its name.
 func (n *nameIndex) put(m *machine.Machine) {
 	if n == nil {
 		return
 	}
-	next := named{node: m.NodeRef}
+	one := named{ref: m.Ref(), node: m.NodeRef}
 	for _, name := range m.InternalDNS {
-		if name = NormalDNS(name); !slices.Contains(next.internal, name) {
-			next.internal = append(next.internal, name)
-		}
+		one.internal = append(one.internal, NormalDNS(name))
 	}
-	ref := m.Ref()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.remove(ref)
-	if len(next.internal) == 0 && next.node == "" {
-		return
-	}
-	n.of[ref] = next
-	for _, name := range next.internal {
-		n.internal[name] = append(n.internal[name], ref)
-	}
-	if next.node != "" {
-		n.node[next.node] = append(n.node[next.node], ref)
-	}
+	group, _, _ := strings.Cut(m.APIVersion, "/")
+	n.machines.Update(id(group, key{m.Namespace, m.Name}), one)
 }
 
-// drop deletes a Machine. Deletions are rare, and an index by name would be as large as the rest.
+// drop deletes a Machine.
 func (n *nameIndex) drop(group string, k key) {
-	if n == nil {
-		return
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for ref := range n.of {
-		if ref.Name == k.name && ref.Namespace == k.namespace && strings.HasPrefix(ref.APIVersion, group+"/") {
-			n.remove(ref)
-		}
+	if n != nil {
+		n.machines.Delete(id(group, k))
 	}
 }
 
-func (n *nameIndex) remove(ref machine.Ref) {
-	was, ok := n.of[ref]
-	if !ok {
-		return
-	}
-	delete(n.of, ref)
-	without := func(index map[string][]machine.Ref, name string) {
-		// A slice that was returned to a caller must not change.
-		var rest []machine.Ref
-		for _, r := range index[name] {
-			if r != ref {
-				rest = append(rest, r)
-			}
-		}
-		if len(rest) == 0 {
-			delete(index, name)
-		} else {
-			index[name] = rest
-		}
-	}
-	for _, name := range was.internal {
-		without(n.internal, name)
-	}
-	if was.node != "" {
-		without(n.node, was.node)
-	}
-}
+func id(group string, k key) string { return group + "/" + k.namespace + "/" + k.name }
 
 // ByInternalDNS returns the Machines with this InternalDNS. [Options.Names] must be set.
-func (n *nameIndex) ByInternalDNS(name string) []machine.Ref {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return slices.Clone(n.internal[NormalDNS(name)])
-}
+func (n *nameIndex) ByInternalDNS(name string) []machine.Ref { return n.by(byInternal, NormalDNS(name)) }
 
 // ByNode returns the Machines whose nodeRef is this Node. [Options.Names] must be set.
-func (n *nameIndex) ByNode(node string) []machine.Ref {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return slices.Clone(n.node[node])
+func (n *nameIndex) ByNode(node string) []machine.Ref { return n.by(byNode, node) }
+
+func (n *nameIndex) by(index, name string) (refs []machine.Ref) {
+	all, _ := n.machines.ByIndex(index, name) // the index exists
+	for _, one := range all {
+		refs = append(refs, one.(named).ref)
+	}
+	return refs
 }
 
 // credentialIndex finds Machines by their live bootstrap credentials.
