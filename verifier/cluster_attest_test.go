@@ -371,7 +371,7 @@ func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
 	granted := map[*softKeys]int{}
 	tokens := map[*softKeys]string{}
 	var race sync.WaitGroup
-	for i := range 48 {
+	for i := range 27 { // with the last one below, a replica answers ten, the limit of one Machine
 		race.Go(func() {
 			keys := []*softKeys{one, two}[i%2]
 			token, _, err := all[i%3].node(keys).attest(context.Background())

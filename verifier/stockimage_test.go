@@ -109,7 +109,7 @@ func TestStockImage_GateServesTheAgentByItsHash(t *testing.T) {
 	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(fakeAgent)))
 	code, header, body := v.fetch(http.MethodGet, "/agent/"+hash, "")
 	if code != http.StatusOK || body != fakeAgent ||
-		header.Get("Cache-Control") != "public, max-age=31536000, immutable" || header.Get("ETag") != `"`+hash+`"` {
+		header.Get("Cache-Control") != "public, max-age=31536000, immutable" {
 		t.Errorf("%d %v %q", code, header, body)
 	}
 	if code, header, body := v.fetch(http.MethodHead, "/agent/"+hash, ""); code != http.StatusOK || body != "" ||

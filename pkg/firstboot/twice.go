@@ -20,6 +20,7 @@ type layout struct {
 		Luks        []object `json:"luks,omitempty"`
 		Filesystems []object `json:"filesystems,omitempty"`
 		Files       []object `json:"files,omitempty"`
+		Links       []object `json:"links,omitempty"`
 	} `json:"storage,omitzero"`
 	Passwd struct {
 		Groups []object `json:"groups,omitempty"`
@@ -56,7 +57,7 @@ var checks = []struct {
 	{"storage.raid", "name", func(l *layout) []object { return l.Storage.Raid }, repetition},
 	{"storage.luks", "name", func(l *layout) []object { return l.Storage.Luks }, repetition},
 	{"storage.filesystems", "device", func(l *layout) []object { return l.Storage.Filesystems }, filesystemProblem},
-	{"storage.files", "path", func(l *layout) []object { return l.Storage.Files }, fileProblem},
+	{"storage", "path", func(l *layout) []object { return slices.Concat(l.Storage.Files, l.Storage.Links) }, pathProblem},
 	{"passwd.groups", "name", func(l *layout) []object { return l.Passwd.Groups }, repetition},
 }
 
@@ -98,25 +99,35 @@ func repetition(second, first object) string {
 	return "the pre-approved config must not have it"
 }
 
-// diskProblem requires a disk in both configs if it may have the system: in the first boot, the root file system grows
-// over all free space. No config can have wipeTable for that disk. Each boot creates a partition without a number.
+// diskProblem requires the disk with the system in both configs: in the first boot, the root file system grows over all
+// free space. A config does not say which disk that is; CoreOS has four partitions on it. No config can have wipeTable
+// for that disk. Each boot creates a partition without a number.
 func diskProblem(second, first object) string {
 	wiped := second["wipeTable"] == true
 	partitions, _ := second["partitions"].([]any)
+	has := func(is func(number float64) bool) bool {
+		return !wiped && slices.ContainsFunc(partitions, func(p any) bool {
+			fields, _ := p.(map[string]any)
+			number, _ := fields["number"].(float64)
+			return is(number)
+		})
+	}
+	system := second.text("device") == bootDisk || has(func(number float64) bool { return number > 4 })
 	switch {
-	case first == nil && !wiped:
+	case first == nil && system:
 		return onlyFirst + ", or wipeTable for a disk without the system"
-	case first != nil && !reflect.DeepEqual(second, first):
+	case first == nil:
+		return ""
+	case !reflect.DeepEqual(second, first):
 		return differs
-	case !wiped && slices.ContainsFunc(partitions, func(p any) bool {
-		fields, _ := p.(map[string]any)
-		number, _ := fields["number"].(float64)
-		return number == 0
-	}):
+	case has(func(number float64) bool { return number == 0 }):
 		return "each partition must have a number"
 	}
 	return ""
 }
+
+// bootDisk is CoreOS's link to the disk with the system.
+const bootDisk = "/dev/disk/by-id/coreos-boot-disk"
 
 // filesystemProblem rejects a new file system for /boot or the root, because CoreOS has bound one to the other in the
 // first boot, and one that hides or deletes the agent. On CoreOS, /usr/local is a link to /var/usrlocal.
@@ -136,10 +147,14 @@ func filesystemProblem(second, first object) string {
 	return ""
 }
 
-// fileProblem rejects new contents of a file that exists, if they do not overwrite it.
-func fileProblem(second, first object) string {
+// pathProblem rejects a file or a link whose path exists, if it does not overwrite it. Ignition accepts the same symbolic
+// link again, and a file without contents.
+func pathProblem(second, first object) string {
 	contents, _ := second["contents"].(map[string]any)
-	if first == nil || second["overwrite"] == true || contents["source"] == nil {
+	target, earlier := second.text("target"), first.text("target")
+	symbolic := second["hard"] != true && first["hard"] != true
+	if first == nil || second["overwrite"] == true || target == earlier && (target != "" && symbolic ||
+		target == "" && contents["source"] == nil) {
 		return ""
 	}
 	return "it must have overwrite, because the pre-approved config has it, too"

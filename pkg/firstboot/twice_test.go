@@ -32,6 +32,10 @@ func TestCannotApplyTwice_NamesWhatIgnitionCannotRepeat(t *testing.T) {
 	unnumbered := strings.Replace(varDisk, `"number":5,`, "", 1)
 	zero := strings.Replace(varDisk, `:5`, ":0", 1)
 	group := func(more string) string { return `}, "passwd":{"groups":[{"name":"admins"` + more + `}]` }
+	link := func(target string) string { return `"links":[{"path":"/etc/a","target":"` + target + `"}]` }
+	hard := strings.Replace(link("/A"), "{", `{"hard":true,`, 1)
+	blank := `"disks":[{"device":"/dev/nvme1n1","wipeTable":false,"partitions":[{"number":1,"label":"containers"}]}]`
+	byLink := strings.Replace(unnumbered, "/dev/vda", "/dev/disk/by-id/coreos-boot-disk", 1)
 	for name, c := range map[string]struct {
 		first, second string // parts of storage
 		want          string // "" if Ignition can apply both
@@ -47,6 +51,8 @@ func TestCannotApplyTwice_NamesWhatIgnitionCannotRepeat(t *testing.T) {
 		"no number":                            {unnumbered, unnumbered, numbers},
 		"number 0":                             {zero, zero, numbers},
 		"another disk only in the second boot": {none, data, ""},
+		"a disk without the system":            {none, blank, ""},
+		"the disk with the system by its link": {none, byLink, `by-id/coreos-boot-disk": the pre-approved`},
 		"a RAID in both":                       {data, data, `storage.raid "data": `},
 		"a LUKS volume in both":                {`"luks":[{"name":"data"}]`, data, `storage.luks "data": `},
 		"a wiped disk in both":                 {data[:strings.Index(data, `,"raid"`)], data, ""},
@@ -67,12 +73,19 @@ func TestCannotApplyTwice_NamesWhatIgnitionCannotRepeat(t *testing.T) {
 		"a group of the full config":     {none, group(""), ""},
 		"a group in both":                {group(""), group(`,"gid":5000`), `passwd.groups "admins": `},
 		"a deleted group":                {group(`,"shouldExist":false`), group(`,"shouldExist":false`), ""},
-		"a file that Ignition must keep": {keep, keep, `storage.files "/etc/a": it must have overwrite`},
-		"a file that it overwrites":      {keep, strings.Replace(keep, "{", `{"overwrite":true,`, 1), ""},
-		"a file without contents":        {keep, `"files":[{"path":"/etc/a","mode":384}]`, ""},
-		"a file of the full config":      {`"files":[{"path":"/etc/b"}]`, keep, ""},
-		"an invalid config":              {none, `"disks":1`, "cannot unmarshal"},
-		"a name that is not text":        {`"luks":[{"name":[1]}]`, `"raid":[{"name":[]}]`, ""},
+		"a file that Ignition must keep": {keep, keep, `storage "/etc/a": it must have overwrite`},
+		"a link that leads elsewhere":    {link("/A"), link("/B"), `storage "/etc/a": it must have overwrite`},
+		"a link that it overwrites":      {link("/A"), strings.Replace(link("/B"), "{", `{"overwrite":true,`, 1), ""},
+		"the same link":                  {link("/A"), link("/A"), ""},
+		"a hard link":                    {hard, hard, `storage "/etc/a": it must have overwrite`},
+		"a link where a file was":        {keep, link("/A"), `storage "/etc/a": it must have overwrite`},
+		"a file where a link was": {link("/A"), `"files":[{"path":"/etc/a","mode":384}]`,
+			`storage "/etc/a": it must have overwrite`},
+		"a file that it overwrites": {keep, strings.Replace(keep, "{", `{"overwrite":true,`, 1), ""},
+		"a file without contents":   {keep, `"files":[{"path":"/etc/a","mode":384}]`, ""},
+		"a file of the full config": {`"files":[{"path":"/etc/b"}]`, keep, ""},
+		"an invalid config":         {none, `"disks":1`, "cannot unmarshal"},
+		"a name that is not text":   {`"luks":[{"name":[1]}]`, `"raid":[{"name":[]}]`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := func(storage string) string {

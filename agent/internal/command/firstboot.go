@@ -306,10 +306,14 @@ func (a *agent) ownTarget(ctx context.Context, machine platform.Machine, wait ti
 	machine.Wait = wait
 	data, err := machine.Find(ctx)
 	if err != nil {
-		if !errors.Is(err, platform.ErrNone) {
-			a.console.Step("no proxy and no provisioning token of its own pointer config: %v", err)
+		failed = !errors.Is(err, platform.ErrNone) && !errors.Is(err, platform.ErrUnsupported)
+		err = fmt.Errorf("no proxy and no provisioning token of its own pointer config: %w", err)
+		if failed {
+			machine.Waiting(err)
+		} else if !errors.Is(err, platform.ErrNone) {
+			a.console.Step("%v", err)
 		}
-		return t, raw, !errors.Is(err, platform.ErrNone) && !errors.Is(err, platform.ErrUnsupported)
+		return t, raw, failed
 	}
 	config, err := pointer.Parse(data.Raw)
 	if err == nil {

@@ -126,8 +126,8 @@ type Flow struct {
 	NoTPM error
 	// OpenTPM opens the TPM. Each round without one calls it; nil means that the TPM does not appear later.
 	OpenTPM func() (TPM, error)
-	// Again is called after each transport failure, until a verifier has stated the pool's mode. If it returns true,
-	// the flow continues with that target, and does not call it again. Nil means that the target does not change.
+	// Again is called after each failure that is no denial, until a verifier has stated the pool's mode. If it returns
+	// true, the flow continues with that target, and does not call it again. Nil means that the target does not change.
 	Again func(context.Context) (Target, bool)
 	// EventLog reads the firmware's event log.
 	EventLog func() ([]byte, error)

@@ -48,7 +48,7 @@ const (
 	// The time for which a denial is cached: a temporary one, and a permanent one.
 	keepTemporary = time.Second
 	keepFinal     = 10 * time.Second
-	// maxKept is the maximum number of cached answers. When it is reached, evict deletes some.
+	// maxKept is the maximum number of cached answers. Above it, the least recently used one is deleted.
 	maxKept = 10_000
 	// The budget of one provider. A cluster that grows by 500 machines at one time needs less.
 	perSecond = 20

@@ -41,6 +41,7 @@ import (
 // attesting is a Service behind a front end that ends TLS, and a machine that answers a challenge of it.
 type attesting struct {
 	*Service
+	from      netip.Addr
 	challenge seal.Challenge
 	request   *mcsattestv1.AttestRequest
 }
@@ -68,7 +69,7 @@ func newAttesting(t *testing.T, required evidence.Kind) *attesting {
 		t.Fatal(err)
 	}
 	hash := worker.Hash()
-	x := &attesting{challenge: seal.Challenge{
+	x := &attesting{from: netip.MustParseAddr("192.0.2.1"), challenge: seal.Challenge{
 		Issued: now, Pool: "worker", PolicyHash: hash[:], Binding: appraisal.BindingTerminated,
 		Required: []evidence.Kind{required},
 	}}
@@ -90,7 +91,7 @@ func newAttesting(t *testing.T, required evidence.Kind) *attesting {
 
 func (x *attesting) attest(t *testing.T) (*call, error) {
 	t.Helper()
-	c := &call{start: x.Now(), yield: func() {}}
+	c := &call{start: x.Now(), yield: func() {}, source: x.from}
 	_, err := x.Service.attest(t.Context(), c, x.request)
 	return c, err
 }
@@ -211,7 +212,8 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 	x.request.Cloud = []*mcsattestv1.CloudEvidence{
 		{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
 	}
-	for _, bound := range []bool{false, true} {
+	for _, bound := range []bool{false, true, true} {
+		x.from = x.from.Next() // another address has a limit of its own
 		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
 		records.n, kept = 0, 0
 		proven := 0
@@ -222,6 +224,9 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 			}
 			if c.proven {
 				proven++
+			}
+			if bound && c.machine != "default/m1" {
+				t.Fatalf("the line names Machine %q", c.machine)
 			}
 		}
 		want := map[bool][3]int{true: {allowed, allowed, allowed}, false: {calls, 0, allowed}}[bound]

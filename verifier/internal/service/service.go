@@ -224,8 +224,16 @@ func (s *Service) attest(ctx context.Context, c *call,
 	verdict, err := s.appraise(ctx, c, &in, ev)
 	if m, bound := proven(verdict, err); m != nil {
 		// Each costs a read of the Machine's record or a write of it, a line of the audit log, and a file with Keep.
-		allowed := s.attempts.Allow(c.start, attempt{machine: m.UID, bound: bound})
+		key := attempt{machine: m.UID}
+		if bound {
+			key.from = c.source
+		}
+		allowed := s.attempts.Allow(c.start, key)
 		if bound && !allowed {
+			c.machine = m.String()
+			if err != nil {
+				c.extra = append(c.extra, slog.String("denied", err.Error()))
+			}
 			return nil, reason.Deny(reason.RateLimited, "Machine %s attested too often", m)
 		}
 		if s.Keep != nil && allowed {
@@ -442,11 +450,12 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	return err
 }
 
-// attempt is what is limited of each Machine: attestations that prove it (bound) or have a document that may be a copy,
-// and the denials of those for each reason. So a copy of a document does not limit the machine itself.
+// attempt is what is limited of each Machine: attestations that prove it, of each source, and those with a document
+// that may be a copy. The denials of the latter are limited for each reason. So neither a copy of a document nor a
+// machine elsewhere with the same identity limits the machine itself.
 type attempt struct {
-	machine string // its UID
-	bound   bool
+	machine string     // its UID
+	from    netip.Addr // not valid if the document may be a copy
 	denial  reason.Code
 }
 

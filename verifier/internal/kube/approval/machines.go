@@ -46,7 +46,7 @@ func (r *Reader) machines(ctx context.Context, name string, refs []machine.Ref) 
 		if err != nil {
 			return nil, err
 		}
-		// After a Machine was deleted and created again, the directory may have it twice.
+		// After a Machine was deleted and created again, the directory may still have the deleted one.
 		if m == nil || ref.UID != "" && ref.UID != m.UID {
 			continue
 		}
