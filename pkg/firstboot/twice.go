@@ -147,8 +147,8 @@ func filesystemProblem(second, first object) string {
 	return ""
 }
 
-// pathProblem rejects a file or a link whose path exists, if it does not overwrite it. Ignition accepts the same symbolic
-// link again, and a file without contents.
+// pathProblem rejects a file or a link whose path exists, if it does not overwrite it. Ignition accepts the same
+// symbolic link again, and a file without contents.
 func pathProblem(second, first object) string {
 	contents, _ := second["contents"].(map[string]any)
 	target, earlier := second.text("target"), first.text("target")
