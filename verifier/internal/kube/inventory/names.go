@@ -65,7 +65,9 @@ func (n *nameIndex) drop(group string, k key) {
 func id(group string, k key) string { return group + "/" + k.namespace + "/" + k.name }
 
 // ByInternalDNS returns the Machines with this InternalDNS. [Options.Names] must be set.
-func (n *nameIndex) ByInternalDNS(name string) []machine.Ref { return n.by(byInternal, NormalDNS(name)) }
+func (n *nameIndex) ByInternalDNS(name string) []machine.Ref {
+	return n.by(byInternal, NormalDNS(name))
+}
 
 // ByNode returns the Machines whose nodeRef is this Node. [Options.Names] must be set.
 func (n *nameIndex) ByNode(node string) []machine.Ref { return n.by(byNode, node) }
