@@ -227,7 +227,8 @@ func TestOwnTarget_WaitsSomeTimeForADrive(t *testing.T) {
 				a.paths.Drives, a.paths.Disks = t.TempDir(), t.TempDir()
 				a.paths.IgnitionRuntime, a.paths.IgnitionLocal, a.paths.IgnitionSystem = t.TempDir(), t.TempDir(), t.TempDir()
 				began := time.Now()
-				got, _, failed := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id}, driveWait,
+				got, _, failed := a.ownTarget(ctx, platform.Machine{Paths: a.paths, ID: id,
+					Waiting: func(err error) { a.console.Step("%v", err) }}, driveWait,
 					flow.Target{Origin: "https://mcs.test:22623"}, nil)
 				if took := time.Since(began); got.Origin == "" || !failed || took != driveWait || ctx.Err() != nil {
 					t.Errorf("after %v: %+v, failed %v", took, got, failed)
@@ -303,7 +304,7 @@ func TestFirstboot_StagesNoConfigThatIgnitionCannotApply(t *testing.T) {
 		m.pauses[0] != deniedPause || m.state() != firstboot.PreApproved {
 		t.Errorf("%v, left %v, pauses %v\n%s", err, m.left(), m.pauses, m.out.String())
 	}
-	if !strings.Contains(m.out.String(), `storage.files "/etc/secret"`) {
+	if !strings.Contains(m.out.String(), `storage "/etc/secret": it must have overwrite`) {
 		t.Errorf("the console does not have the reason:\n%s", m.out.String())
 	}
 }

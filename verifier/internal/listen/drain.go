@@ -11,8 +11,8 @@ import (
 const drainPoll = 100 * time.Millisecond
 
 // Drain waits until no open connection has a Challenge in progress, a valid challenge without an answer, or a client
-// that attested and has no certificate yet, or until ctx ends. http.Server.Shutdown closes such a connection, because no
-// request is active on it. Meanwhile l accepts connections.
+// that attested and has no certificate yet, or until ctx ends. http.Server.Shutdown closes such a connection, because
+// no request is active on it. Meanwhile l accepts connections.
 func (l *Limited) Drain(ctx context.Context) {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()

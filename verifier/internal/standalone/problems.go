@@ -153,10 +153,12 @@ func (b *Backend) reportProblems() {
 }
 
 // initHint is for a folder that is not complete.
-const initHint = "run 'mcs-attest-verifier init DIR --origin ORIGIN' with this folder and an origin of its configuration"
+const initHint = "run 'mcs-attest-verifier init DIR --origin ORIGIN' " +
+	"with this folder and an origin of its configuration"
 
 // pointerHint is for a folder whose pointer configs have the CA of certificates that are lost.
-const pointerHint = "run 'mcs-attest-verifier certs pointer --force pointers/*.ign', and give pointers/*.ign to every machine"
+const pointerHint = "run 'mcs-attest-verifier certs pointer --force pointers/*.ign', " +
+	"and give pointers/*.ign to every machine"
 
 // permissionHint is for a file that another user owns.
 const permissionHint = "give the file to the user that the verifier runs as, with chown"
