@@ -13,7 +13,7 @@ func (s *TPM) Roots() []byte {
 	s.t.Helper()
 	var all []byte
 	for _, name := range []string{"swtpm-localca-rootca-cert.pem", "issuercert.pem"} {
-		raw, err := os.ReadFile(filepath.Join(s.state, name))
+		raw, err := os.ReadFile(filepath.Join(s.authority, name))
 		fatal(s.t, err)
 		all = append(all, raw...)
 	}

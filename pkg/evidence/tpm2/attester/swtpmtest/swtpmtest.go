@@ -21,8 +21,9 @@ import (
 
 // TPM is a running software TPM. Like a hardware TPM it keeps its state between connections.
 type TPM struct {
-	t     testing.TB
-	state string
+	t         testing.TB
+	state     string
+	authority string // the directory with the keys and certificates of the CA
 	// Socket accepts unframed TPM commands, one connection at a time.
 	Socket string
 	stop   func()
@@ -30,7 +31,7 @@ type TPM struct {
 }
 
 // Start creates a TPM with swtpm_setup and starts it. The TPM has an RSA-2048 and a P-384
-// endorsement key, persistent and certified by its own authority. Banks is "sha256",
+// endorsement key, persistent and certified by the CA of all these TPMs. Banks is "sha256",
 // "sha256,sha384" and so on.
 func Start(t testing.TB, banks string) *TPM {
 	t.Helper()
@@ -40,11 +41,12 @@ func Start(t testing.TB, banks string) *TPM {
 	t.Cleanup(func() { _ = os.RemoveAll(state) })
 	localca, err := exec.LookPath("swtpm_localca")
 	fatal(t, err)
+	ca, keep := authority(t)
 	for name, content := range map[string]string{
 		"setup.conf": fmt.Sprintf("create_certs_tool = %s\ncreate_certs_tool_config = %s/localca.conf\n"+
 			"create_certs_tool_options = %s/localca.options\nactive_pcr_banks = %s\n", localca, state, state, banks),
 		"localca.conf": fmt.Sprintf("statedir = %s\nsigningkey = %s/signkey.pem\nissuercert = %s/issuercert.pem\n"+
-			"certserial = %s/certserial\n", state, state, state, state),
+			"certserial = %s/certserial\n", ca, ca, ca, ca),
 		"localca.options": "--platform-manufacturer test\n--platform-version 1\n--platform-model test\n",
 	} {
 		fatal(t, os.WriteFile(filepath.Join(state, name), []byte(content), 0o600))
@@ -55,10 +57,33 @@ func Start(t testing.TB, banks string) *TPM {
 	if err != nil {
 		t.Fatalf("swtpm_setup: %v\n%s", err, out)
 	}
-	s := &TPM{t: t, state: state, Socket: filepath.Join(state, "tpm")}
+	s := &TPM{t: t, state: state, authority: keep(), Socket: filepath.Join(state, "tpm")}
 	s.start()
 	t.Cleanup(func() { s.stop() })
 	return s
+}
+
+// authority returns the directory of the CA, which swtpm_setup creates if it is empty. Its keys need most of the time
+// of a TPM's creation, so they stay in the user's cache. Keep moves a new CA there and returns where it is.
+func authority(t testing.TB) (dir string, keep func() string) {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	fatal(t, err)
+	cache = filepath.Join(cache, "mcs-attest")
+	fatal(t, os.MkdirAll(cache, 0o755))
+	kept := filepath.Join(cache, "swtpm-ca")
+	if _, err := os.Stat(kept); err == nil {
+		return kept, func() string { return kept }
+	}
+	dir, err = os.MkdirTemp(cache, "swtpm-ca-")
+	fatal(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir, func() string {
+		if os.Rename(dir, kept) == nil {
+			return kept
+		}
+		return dir // another process was first
+	}
 }
 
 // Clone returns another software TPM with a copy of the state: the same keys and counters. It restarts s.
@@ -72,7 +97,7 @@ func (s *TPM) Clone() *TPM {
 	fatal(s.t, err)
 	fatal(s.t, os.WriteFile(filepath.Join(state, "tpm2-00.permall"), raw, 0o600))
 	s.start()
-	c := &TPM{t: s.t, state: state, Socket: filepath.Join(state, "tpm")}
+	c := &TPM{t: s.t, state: state, authority: s.authority, Socket: filepath.Join(state, "tpm")}
 	c.start()
 	s.t.Cleanup(func() { c.stop() })
 	return c
