@@ -11,9 +11,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
+	"net/url"
 	"strings"
 	"sync"
+
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 )
 
 // maxKubeconfig is the maximum size of the file; OpenShift's has about ten kilobytes.
@@ -48,8 +50,8 @@ func readSource(url, compression, hash string) (source, []byte, error) {
 	case "":
 	case "gzip":
 		s.gzip = true
-		if file, err = unpack(file); err != nil {
-			return source{}, nil, err
+		if file, err = bounded.Gunzip(file, maxKubeconfig); err != nil {
+			return source{}, nil, fmt.Errorf("it cannot be decompressed: %w", err)
 		}
 	default:
 		return source{}, nil, fmt.Errorf("its compression %.16q is unknown", compression)
@@ -81,38 +83,14 @@ func decode(payload string, inBase64 bool) ([]byte, error) {
 		}
 		return out, nil
 	}
-	out := make([]byte, 0, len(payload))
-	for i := 0; i < len(payload); i++ {
-		switch c := payload[i]; {
-		case c == '%':
-			if i+2 >= len(payload) {
-				return nil, bad
-			}
-			b, err := hex.DecodeString(payload[i+1 : i+3])
-			if err != nil {
-				return nil, bad
-			}
-			out = append(out, b[0])
-			i += 2
-		case c <= ' ' || c >= 0x7f || c == '#' || c == '?':
-			return nil, bad
-		default:
-			out = append(out, c)
-		}
+	if strings.ContainsFunc(payload, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '#' || c == '?' }) {
+		return nil, bad
 	}
-	return out, nil
-}
-
-func unpack(packed []byte) ([]byte, error) {
-	r, err := gzip.NewReader(bytes.NewReader(packed))
+	out, err := url.PathUnescape(payload)
 	if err != nil {
-		return nil, errors.New("it cannot be decompressed")
+		return nil, bad
 	}
-	out, err := io.ReadAll(io.LimitReader(r, maxKubeconfig+1))
-	if err != nil {
-		return nil, errors.New("it cannot be decompressed")
-	}
-	return out, nil
+	return []byte(out), nil
 }
 
 // packers are reused, because a new one allocates more than a megabyte.
@@ -143,15 +121,7 @@ func (s source) url(file []byte) ([]byte, error) {
 // Escape appends a file in the form of a data URL without base64, as the Machine Config
 // Server encodes it.
 func Escape(out, file []byte) []byte {
-	for _, c := range file {
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' ||
-			c == '~' {
-			out = append(out, c)
-		} else {
-			out = append(out, '%', "0123456789ABCDEF"[c>>4], "0123456789ABCDEF"[c&15])
-		}
-	}
-	return out
+	return append(out, strings.ReplaceAll(url.QueryEscape(string(file)), "+", "%20")...)
 }
 
 // sum returns a hash in Ignition's form.

@@ -9,7 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"sync"
+
+	"k8s.io/utils/lru"
 
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -103,7 +104,7 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	}
 	own := rec.rendered != nil // a Source's config is in memory already
 	accept := specversion.ParseAccept(r.Header.Get("Accept"))
-	if err := rec.check(accept, &g.known); err != nil {
+	if err := rec.check(accept, g.known); err != nil {
 		return nil, err
 	}
 	res := &answer{parts: [][]byte{rec.body}, contentType: rec.header.Get("Content-Type"), passed: rec.rendered}
@@ -169,7 +170,7 @@ func (sizeError) Error() string { return "the response is too large" }
 var errTooLarge = sizeError{}
 
 // check returns an error if the response must not be served.
-func (r *recorder) check(accept specversion.Accept, known *digests) error {
+func (r *recorder) check(accept specversion.Accept, known digests) error {
 	invalid := func(format string, a ...any) error { return reason.Deny(reason.UpstreamInvalid, format, a...) }
 	switch {
 	case r.over:
@@ -220,35 +221,21 @@ func (a *answer) find() (err error) {
 
 // digests caches the parsed properties of the last configs that passed, by digest,
 // because parsing a config takes ten times as long as hashing it.
-type digests struct {
-	mu   sync.Mutex
-	ring [32]struct {
-		sum    [sha256.Size]byte
-		passed *Rendered // without its text
-	}
-	next int
-}
+type digests struct{ *lru.Cache }
+
+func newDigests() digests { return digests{lru.New(32)} }
 
 // pass checks that config is an Ignition config, with the cache.
-func (d *digests) pass(config []byte) (*Rendered, error) {
+func (d digests) pass(config []byte) (*Rendered, error) {
 	sum := sha256.Sum256(config)
-	d.mu.Lock()
-	for i := range d.ring {
-		if d.ring[i].sum == sum {
-			passed := d.ring[i].passed // another request may replace the entry after the unlock
-			d.mu.Unlock()
-			return passed, nil
-		}
+	if passed, ok := d.Get(sum); ok {
+		return passed.(*Rendered), nil
 	}
-	d.mu.Unlock()
 	v, err := specversion.Of(config)
 	if err != nil {
 		return nil, err
 	}
-	passed := &Rendered{version: v}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.ring[d.next].sum, d.ring[d.next].passed = sum, passed
-	d.next = (d.next + 1) % len(d.ring)
+	passed := &Rendered{version: v} // without its text
+	d.Add(sum, passed)
 	return passed, nil
 }

@@ -153,7 +153,7 @@ func New(c Config) http.Handler {
 	if c.CorrelationID == nil {
 		c.CorrelationID = func() string { return "" }
 	}
-	return &gate{Config: c, slots: make(chan struct{}, c.Concurrent),
+	return &gate{Config: c, known: newDigests(), slots: make(chan struct{}, c.Concurrent),
 		unattested: make(chan struct{}, max(3*c.Concurrent/4, 1)), strangers: make(chan struct{}, max(c.Concurrent/2, 1))}
 }
 

@@ -204,7 +204,7 @@ func TestCache_NeedsNoSlot(t *testing.T) {
 
 // Parsing a config takes long, so that the last 32 are known by their digests.
 func TestDigests(t *testing.T) {
-	var known digests
+	known := newDigests()
 	pass := func(i int) *Rendered {
 		t.Helper()
 		c, err := known.pass([]byte(strings.Replace(config34, "secret", fmt.Sprint(i), 1)))
@@ -213,7 +213,7 @@ func TestDigests(t *testing.T) {
 		}
 		return c
 	}
-	first, second := pass(0), pass(1)
+	first, second, third := pass(0), pass(1), pass(2)
 	for i := range 32 {
 		pass(i)
 	}
@@ -221,8 +221,8 @@ func TestDigests(t *testing.T) {
 		t.Error("a config was parsed twice")
 	}
 	pass(32)
-	if pass(1) != second || pass(0) == first {
-		t.Error("the oldest config is not the one that was replaced")
+	if pass(0) != first || pass(2) == third {
+		t.Error("the config with the oldest use is not the one that was replaced")
 	}
 	other, err := known.pass([]byte(strings.Replace(config34, "3.4.0", "3.5.0", 1)))
 	if err != nil || other.version == first.version {
@@ -235,12 +235,12 @@ func TestDigests(t *testing.T) {
 	}
 }
 
-// Requests for more configs than the ring has replace each other's entries.
+// Requests for more configs than the cache has replace each other's entries.
 func TestDigests_ConcurrentRequestsGetTheirOwnConfig(t *testing.T) {
-	var known digests
+	known := newDigests()
 	versions := []specversion.Version{{Major: 3, Minor: 4}, {Major: 3, Minor: 5}}
 	var clients sync.WaitGroup
-	for i := range 2 * len(known.ring) {
+	for i := range 2 * 32 {
 		want := versions[i%len(versions)]
 		config := []byte(strings.NewReplacer("secret", fmt.Sprint(i), "3.4.0", want.String()).Replace(config34))
 		clients.Go(func() {

@@ -9,7 +9,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -106,11 +105,5 @@ func Parse(raw []byte) ([]*x509.Certificate, error) {
 	return all, err
 }
 
-// Encode returns certificates as PEM.
-func Encode(all ...*x509.Certificate) []byte {
-	var b []byte
-	for _, c := range all {
-		b = append(b, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
-	}
-	return b
-}
+// Encode returns certificates in PEM.
+var Encode = pointer.Encode

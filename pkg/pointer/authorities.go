@@ -235,21 +235,16 @@ func authorityList(userData []byte) (doc value, list []value, err error) {
 
 // checkBundle rejects everything except certificates of authorities.
 func checkBundle(bundlePEM []byte) error {
-	n, rest := 0, bundlePEM
-	for {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
+	for block, rest := pem.Decode(bundlePEM); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			return fmt.Errorf("the bundle contains a %.32q: only certificates are allowed in a pointer config", block.Type)
 		}
-		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return fmt.Errorf("certificate %d of the bundle: %w", n, err)
-		}
-		n++
 	}
-	if n == 0 {
+	all, err := ParseCertificates(bundlePEM)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the bundle: %w", err)
+	case len(all) == 0:
 		return errors.New("the bundle contains no certificate")
 	}
 	return nil

@@ -3,8 +3,6 @@
 package pointer
 
 import (
-	"bytes"
-	"compress/gzip"
 	"crypto/sha256"
 	"crypto/sha512"
 	"crypto/x509"
@@ -12,11 +10,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/vincent-petithory/dataurl"
+
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 )
 
 // CertificateAuthorities returns the certificates of ignition.security.tls, including those of
@@ -110,24 +109,9 @@ func decodeAtMost(url, compression string, limit int) ([]byte, error) {
 		}
 		return data.Data, nil
 	case "gzip":
-		return gunzip(data.Data, limit)
+		return bounded.Gunzip(data.Data, limit)
 	}
 	return nil, fmt.Errorf("unknown compression %q", compression)
-}
-
-func gunzip(packed []byte, limit int) ([]byte, error) {
-	unpacked, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		return nil, fmt.Errorf("gzip: %w", err)
-	}
-	raw, err := io.ReadAll(io.LimitReader(unpacked, int64(limit)+1))
-	if err != nil {
-		return nil, fmt.Errorf("gzip: %w", err)
-	}
-	if len(raw) > limit {
-		return nil, fmt.Errorf("it unpacks to more than %d bytes", limit)
-	}
-	return raw, nil
 }
 
 // hashMatches checks Ignition's "sha512-<hex>" and "sha256-<hex>".
@@ -142,4 +126,13 @@ func hashMatches(want string, raw []byte) bool {
 		return strings.EqualFold(sum, hex.EncodeToString(have[:]))
 	}
 	return false
+}
+
+// Encode returns certificates in PEM.
+func Encode(all ...*x509.Certificate) []byte {
+	var b []byte
+	for _, c := range all {
+		b = append(b, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	return b
 }

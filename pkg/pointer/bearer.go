@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
@@ -71,33 +72,31 @@ func (c *Config) addBearer(origin, pool string, token secret.Bytes) ([]byte, int
 
 // withBearer returns the edit that adds the header to one entry.
 func withBearer(object value, token secret.Bytes) (edit, error) {
-	headers, exists, err := object.get("httpHeaders")
+	headers, _, kept, err := object.headers()
 	if err != nil {
 		return edit{}, err
 	}
-	var kept []string
-	if exists {
-		for _, h := range headers.elements() {
-			is, err := isAuthorization(h)
-			if err != nil {
-				return edit{}, err
-			}
-			if !is {
-				kept = append(kept, string(h.Raw()))
-			}
-		}
-	}
 	kept = append(kept, `{"name":"`+authorization+`","value":"Bearer `+string(token.Expose())+`"}`)
-	return object.set("httpHeaders", headers, exists, "["+strings.Join(kept, ",")+"]"), nil
+	return object.set("httpHeaders", headers, headers.Text != nil, "["+strings.Join(kept, ",")+"]"), nil
 }
 
-func isAuthorization(header value) (bool, error) {
-	name, ok, err := header.get("name")
-	if err != nil || !ok {
-		return false, err
+// headers returns the HTTP headers of a resource: the list, those named Authorization, and the text of all others.
+func (v value) headers() (list value, own []value, others []string, err error) {
+	if list, _, err = v.get("httpHeaders"); err != nil {
+		return list, nil, nil, err
 	}
-	s, _ := name.Str()
-	return strings.EqualFold(s, authorization), nil
+	for _, h := range list.elements() {
+		name, err := h.text("name")
+		switch {
+		case err != nil:
+			return list, nil, nil, err
+		case strings.EqualFold(name, authorization):
+			own = append(own, h)
+		default:
+			others = append(others, string(h.Raw()))
+		}
+	}
+	return list, own, others, nil
 }
 
 // inline returns the edits that replace the entry's data source with raw.
@@ -143,14 +142,4 @@ func (c *Config) check(out []byte, origin, pool string, token secret.Bytes) erro
 }
 
 // isToken68 reports whether token may follow "Bearer " (RFC 7235, 2.1).
-func isToken68(token []byte) bool {
-	for i, c := range token {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', strings.IndexByte("-._~+/", c) >= 0:
-		case c == '=' && i > 0:
-		default:
-			return false
-		}
-	}
-	return len(token) > 0
-}
+var isToken68 = regexp.MustCompile(`^[A-Za-z0-9._~+/-][A-Za-z0-9._~+/=-]*$`).Match

@@ -219,27 +219,16 @@ func (r reference) setURL(version string, inURL bool, p Provisioning) ([]edit, e
 }
 
 // authorizations returns the values of an entry's Authorization headers.
-func authorizations(object value) ([]string, error) {
-	headers, ok, err := object.find("httpHeaders")
-	if err != nil || !ok {
-		return nil, err
-	}
-	var values []string
-	for _, h := range headers.elements() {
-		is, err := isAuthorization(h)
-		if err != nil {
-			return nil, err
-		}
-		if !is {
-			continue
-		}
+func authorizations(object value) (values []string, err error) {
+	_, own, _, err := object.headers()
+	for _, h := range own {
 		text, err := h.text("value")
 		if err != nil {
 			return nil, err
 		}
 		values = append(values, text)
 	}
-	return values, nil
+	return values, err
 }
 
 func bearerOf(authorization string) (token string, ok bool) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
@@ -132,8 +133,8 @@ func innerDocument(object value, source string, depth int) (value, bool) {
 
 // scrubHeaders removes an entry's Authorization headers.
 func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
-	headers, ok, err := object.find("httpHeaders")
-	if err != nil || !ok {
+	headers, own, others, err := object.headers()
+	if err != nil || len(own) == 0 {
 		return nil, 0, err
 	}
 	text, err := object.text("source")
@@ -141,33 +142,16 @@ func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 		return nil, 0, err
 	}
 	_, server := asSource("", text)
-	kept := []byte{'['}
-	removed := 0
-	for _, h := range headers.elements() {
-		is, err := isAuthorization(h)
-		if err != nil {
-			return nil, 0, err
-		}
-		if is {
-			removed++
-			for name, v := range h.Members() {
-				n, _ := name.Str()
-				text, _ := v.Str()
-				if token, ok := bearerOf(text); ok && server && strings.EqualFold(n, "value") {
-					s.add(token)
-				}
+	for _, h := range own {
+		for name, v := range h.Members() {
+			n, _ := name.Str()
+			text, _ := v.Str()
+			if token, ok := bearerOf(text); ok && server && strings.EqualFold(n, "value") {
+				s.add(token)
 			}
-			continue
 		}
-		if len(kept) > 1 {
-			kept = append(kept, ',')
-		}
-		kept = append(kept, h.Raw()...)
 	}
-	if removed == 0 {
-		return nil, 0, nil
-	}
-	return []edit{headers.with(string(append(kept, ']')))}, removed, nil
+	return []edit{headers.with("[" + strings.Join(others, ",") + "]")}, len(own), nil
 }
 
 // Bearers returns the bearer tokens in the headers of the config's https servers.
@@ -234,7 +218,7 @@ func contains(content []byte, tokens []secret.Bytes, depth int) bool {
 			if in(data) {
 				return true
 			}
-			if data, err = gunzip(data, MaxSize); err != nil {
+			if data, err = bounded.Gunzip(data, MaxSize); err != nil {
 				continue // not gzip, or larger than AddBearer reads
 			}
 		}

@@ -290,7 +290,8 @@ func (a *agent) saveNote(t flow.Target, authorities []*x509.Certificate, ticket 
 	if ticket.Empty() {
 		return nil
 	}
-	note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities), Ticket: string(ticket.Expose())}
+	note := failure.Note{Origin: t.Origin, Authorities: string(pointer.Encode(authorities...)),
+		Ticket: string(ticket.Expose())}
 	if t.Proxy != nil {
 		note.Proxy = t.Proxy.String()
 	}

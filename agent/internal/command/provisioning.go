@@ -5,11 +5,11 @@ package command
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
@@ -57,13 +57,10 @@ func (a *agent) readImageToken(machine *pointer.Config, origin string) (secret.B
 		return secret.Bytes{}, err
 	}
 	defer func() { _ = f.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(f, maxImageToken+1))
-	if err != nil {
-		return secret.Bytes{}, err
-	}
 	unusable := func(err error) error { return hinted{fmt.Errorf("%s: %w", file, err), hintImageToken} }
-	if len(raw) > maxImageToken {
-		return secret.Bytes{}, unusable(fmt.Errorf("it has more than %d bytes", maxImageToken))
+	raw, err := bounded.Read(f, maxImageToken)
+	if err != nil {
+		return secret.Bytes{}, unusable(err)
 	}
 	image, err := pointer.Parse(raw)
 	if errors.Is(err, pointer.ErrNotIgnition) {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
@@ -215,12 +215,5 @@ func (a *agent) eventLog() ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	log, err := io.ReadAll(io.LimitReader(f, maxEventLog+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(log) > maxEventLog {
-		return nil, fmt.Errorf("it has more than %d bytes", maxEventLog)
-	}
-	return log, nil
+	return bounded.Read(f, maxEventLog)
 }

@@ -11,7 +11,6 @@ package failure
 import (
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
 // Note is what a report needs. The file has mode 0600.
@@ -33,15 +33,6 @@ const noteFile = "ticket.json"
 
 // ErrNoNote reports that no verifier issued a ticket in this boot, so there is none to report to.
 var ErrNoNote = errors.New("no verifier issued a ticket in this boot")
-
-// Encode returns certificates in PEM.
-func Encode(certificates []*x509.Certificate) string {
-	var out []byte
-	for _, c := range certificates {
-		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
-	}
-	return string(out)
-}
 
 // Save writes the note.
 func Save(p paths.Paths, n Note) error {
@@ -67,12 +58,8 @@ func load(p paths.Paths) (n Note, authorities []*x509.Certificate, err error) {
 	if err := json.Unmarshal(raw, &n); err != nil {
 		return n, nil, fmt.Errorf("%s: %w", p.Own(noteFile), err)
 	}
-	for block, rest := pem.Decode([]byte(n.Authorities)); block != nil; block, rest = pem.Decode(rest) {
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return n, nil, fmt.Errorf("%s: %w", p.Own(noteFile), err)
-		}
-		authorities = append(authorities, c)
+	if authorities, err = pointer.ParseCertificates([]byte(n.Authorities)); err != nil {
+		return n, nil, fmt.Errorf("%s: %w", p.Own(noteFile), err)
 	}
 	return n, authorities, nil
 }

@@ -4,7 +4,6 @@ package failure_test
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -21,7 +21,7 @@ func send(t *testing.T, journal string) *mcsattestv1.ReportRequest {
 	v := &verifiertest.Verifier{}
 	v.Start(t)
 	p := paths.Paths{Run: filepath.Join(t.TempDir(), "run")}
-	note := failure.Note{Origin: v.Origin, Authorities: failure.Encode([]*x509.Certificate{v.Authority}), Ticket: "ticket"}
+	note := failure.Note{Origin: v.Origin, Authorities: string(pointer.Encode(v.Authority)), Ticket: "ticket"}
 	if err := failure.Save(p, note); err != nil {
 		t.Fatal(err)
 	}

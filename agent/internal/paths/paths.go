@@ -6,97 +6,68 @@
 package paths
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
-
-	"github.com/mcs-attest/mcs-attest/pkg/firstboot"
+	"reflect"
 )
 
 // Paths are the files and folders; [Default] fills them.
 type Paths struct {
-	Run          string // the agent's own folder
-	Cmdline      string // the kernel command line
-	Initrd       string // exists in an initramfs
-	IgnitionJSON string // the config that Ignition caches between stages
+	// the agent's own folder
+	Run string `env:"MCS_ATTEST_RUN" default:"/run/mcs-attest"`
+	// the kernel command line
+	Cmdline string `env:"MCS_ATTEST_CMDLINE" default:"/proc/cmdline"`
+	// exists in an initramfs
+	Initrd string `env:"MCS_ATTEST_INITRD" default:"/etc/initrd-release"`
+	// the config that Ignition caches between stages
+	IgnitionJSON string `env:"MCS_ATTEST_IGNITION_JSON" default:"/run/ignition.json"`
 	// The folders in which Ignition searches for user.ign and base.d, in order of precedence.
-	IgnitionRuntime string
-	IgnitionLocal   string
-	IgnitionSystem  string
-	FwCfg           string // qemu's firmware configuration in sysfs
-	Metadata        string // the cloud's metadata service: a URL, not a file
-	Disks           string // udev's links to block devices by the label of their file system
-	Drives          string // the folder with the CD-ROM drives, sr0 and so on
-	TPM             string // a TPM character device, or the socket of a software TPM
-	TPMSysfs        string // the TPM's folder in sysfs, which lists the PCR banks
-	TPMTable        string // the ACPI table of a TPM 2.0, which exists before its driver is loaded
-	EventLog        string // the firmware's event log
-	Phase           string // exists while systemd-pcrphase-initrd.service is active
-	BootID          string
-	SMBIOSUUID      string
-	SMBIOSSerial    string
-	Network         string // sysfs, one folder for each link
-	Boot            string // where the boot partition is mounted
-	FirstBoot       string // the folder in which a pre-approved config has the agent's files
+	IgnitionRuntime string `env:"MCS_ATTEST_IGNITION_RUNTIME" default:"/run/ignition"`
+	IgnitionLocal   string `env:"MCS_ATTEST_IGNITION_LOCAL" default:"/etc/ignition"`
+	IgnitionSystem  string `env:"MCS_ATTEST_IGNITION_SYSTEM" default:"/usr/lib/ignition"`
+	// qemu's firmware configuration in sysfs
+	FwCfg string `env:"MCS_ATTEST_FW_CFG" default:"/sys/firmware/qemu_fw_cfg"`
+	// the cloud's metadata service: a URL, not a file
+	Metadata string `env:"MCS_ATTEST_METADATA" default:"http://169.254.169.254"`
+	// udev's links to block devices by the label of their file system
+	Disks string `env:"MCS_ATTEST_DISKS" default:"/dev/disk/by-label"`
+	// the folder with the CD-ROM drives, sr0 and so on
+	Drives string `env:"MCS_ATTEST_DRIVES" default:"/dev"`
+	// a TPM character device, or the socket of a software TPM
+	TPM string `env:"MCS_ATTEST_TPM" default:"/dev/tpmrm0"`
+	// the TPM's folder in sysfs, which lists the PCR banks
+	TPMSysfs string `env:"MCS_ATTEST_TPM_SYSFS" default:"/sys/class/tpm/tpm0"`
+	// the ACPI table of a TPM 2.0, which exists before its driver is loaded
+	TPMTable string `env:"MCS_ATTEST_TPM_TABLE" default:"/sys/firmware/acpi/tables/TPM2"`
+	// the firmware's event log
+	EventLog string `env:"MCS_ATTEST_EVENT_LOG" default:"/sys/kernel/security/tpm0/binary_bios_measurements"`
+	// exists while systemd-pcrphase-initrd.service is active
+	Phase        string `env:"MCS_ATTEST_PHASE" default:"/run/mcs-attest-phase"`
+	BootID       string `env:"MCS_ATTEST_BOOT_ID" default:"/proc/sys/kernel/random/boot_id"`
+	SMBIOSUUID   string `env:"MCS_ATTEST_SMBIOS_UUID" default:"/sys/class/dmi/id/product_uuid"`
+	SMBIOSSerial string `env:"MCS_ATTEST_SMBIOS_SERIAL" default:"/sys/class/dmi/id/product_serial"`
+	// sysfs, one folder for each link
+	Network string `env:"MCS_ATTEST_NETWORK" default:"/sys/class/net"`
+	// where the boot partition is mounted
+	Boot string `env:"MCS_ATTEST_BOOT" default:"/boot"`
+	// the folder in which a pre-approved config has the agent's files
+	FirstBoot string `env:"MCS_ATTEST_FIRSTBOOT" default:"/etc/mcs-attest/firstboot"`
 	// A pointer config in the image with a provisioning token, for machines whose own pointer
 	// config cannot contain one.
-	ProvisioningToken string
+	ProvisioningToken string `env:"MCS_ATTEST_PROVISIONING_TOKEN" default:"/etc/mcs-attest/provisioning-token"`
 	// Contains the only resource for which the agent requests managed identity tokens. Without the
 	// file: the built-in one.
-	AzureTokenResource string
-}
-
-var table = []struct {
-	env, standard string
-	field         func(*Paths) *string
-}{
-	{"MCS_ATTEST_RUN", "/run/mcs-attest", func(p *Paths) *string { return &p.Run }},
-	{"MCS_ATTEST_CMDLINE", "/proc/cmdline", func(p *Paths) *string { return &p.Cmdline }},
-	{"MCS_ATTEST_INITRD", "/etc/initrd-release", func(p *Paths) *string { return &p.Initrd }},
-	{"MCS_ATTEST_IGNITION_JSON", "/run/ignition.json", func(p *Paths) *string { return &p.IgnitionJSON }},
-	{"MCS_ATTEST_IGNITION_RUNTIME", "/run/ignition", func(p *Paths) *string { return &p.IgnitionRuntime }},
-	{"MCS_ATTEST_IGNITION_LOCAL", "/etc/ignition", func(p *Paths) *string { return &p.IgnitionLocal }},
-	{"MCS_ATTEST_IGNITION_SYSTEM", "/usr/lib/ignition", func(p *Paths) *string { return &p.IgnitionSystem }},
-	{"MCS_ATTEST_FW_CFG", "/sys/firmware/qemu_fw_cfg", func(p *Paths) *string { return &p.FwCfg }},
-	{"MCS_ATTEST_METADATA", "http://169.254.169.254", func(p *Paths) *string { return &p.Metadata }},
-	{"MCS_ATTEST_DISKS", "/dev/disk/by-label", func(p *Paths) *string { return &p.Disks }},
-	{"MCS_ATTEST_DRIVES", "/dev", func(p *Paths) *string { return &p.Drives }},
-	{"MCS_ATTEST_TPM", "/dev/tpmrm0", func(p *Paths) *string { return &p.TPM }},
-	{"MCS_ATTEST_TPM_SYSFS", "/sys/class/tpm/tpm0", func(p *Paths) *string { return &p.TPMSysfs }},
-	{"MCS_ATTEST_TPM_TABLE", "/sys/firmware/acpi/tables/TPM2", func(p *Paths) *string { return &p.TPMTable }},
-	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements",
-		func(p *Paths) *string { return &p.EventLog }},
-	{"MCS_ATTEST_PHASE", "/run/mcs-attest-phase", func(p *Paths) *string { return &p.Phase }},
-	{"MCS_ATTEST_BOOT_ID", "/proc/sys/kernel/random/boot_id", func(p *Paths) *string { return &p.BootID }},
-	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
-	{"MCS_ATTEST_SMBIOS_SERIAL", "/sys/class/dmi/id/product_serial", func(p *Paths) *string { return &p.SMBIOSSerial }},
-	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
-	{"MCS_ATTEST_BOOT", "/boot", func(p *Paths) *string { return &p.Boot }},
-	{"MCS_ATTEST_FIRSTBOOT", firstboot.Dir, func(p *Paths) *string { return &p.FirstBoot }},
-	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token",
-		func(p *Paths) *string { return &p.ProvisioningToken }},
-	{"MCS_ATTEST_AZURE_TOKEN_RESOURCE", "/etc/mcs-attest/azure-token-resource",
-		func(p *Paths) *string { return &p.AzureTokenResource }},
+	AzureTokenResource string `env:"MCS_ATTEST_AZURE_TOKEN_RESOURCE" default:"/etc/mcs-attest/azure-token-resource"`
 }
 
 // Default returns the standard paths, each overridden by its environment variable.
 func Default() Paths {
 	var p Paths
-	for _, row := range table {
-		*row.field(&p) = row.standard
-		if v := os.Getenv(row.env); v != "" {
-			*row.field(&p) = v
-		}
+	for field, value := range reflect.ValueOf(&p).Elem().Fields() {
+		value.SetString(cmp.Or(os.Getenv(field.Tag.Get("env")), field.Tag.Get("default")))
 	}
 	return p
-}
-
-// Variables returns the environment variables with their defaults.
-func Variables() map[string]string {
-	out := map[string]string{}
-	for _, row := range table {
-		out[row.env] = row.standard
-	}
-	return out
 }
 
 // Exists reports whether a path exists, also as a link that leads nowhere.

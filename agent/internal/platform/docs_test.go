@@ -4,6 +4,7 @@ package platform
 
 import (
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -22,7 +23,8 @@ func TestPlatformsAreDocumented(t *testing.T) {
 			t.Errorf("platform %s has no line with \"yes\"", name)
 		}
 	}
-	for name, standard := range paths.Variables() {
+	for f := range reflect.TypeFor[paths.Paths]().Fields() {
+		name, standard := f.Tag.Get("env"), f.Tag.Get("default")
 		if !strings.Contains(page, "| `"+name+"` | `"+standard+"` |") {
 			t.Errorf("variable %s with default %s has no line", name, standard)
 		}

@@ -3,17 +3,15 @@
 package platform
 
 import (
-	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
@@ -108,22 +106,11 @@ func decodeGuestinfo(text, encoding string) ([]byte, error) {
 		raw = decoded
 	}
 	if packed {
-		return gunzip(raw)
+		unpacked, err := bounded.Gunzip(raw, pointer.MaxSize)
+		if err != nil {
+			return nil, fmt.Errorf("unpacking it: %w", err)
+		}
+		raw = unpacked
 	}
 	return raw, nil
-}
-
-func gunzip(raw []byte) ([]byte, error) {
-	unpacked, err := gzip.NewReader(bytes.NewReader(raw))
-	if err != nil {
-		return nil, errors.New("it is not gzip, contrary to its encoding")
-	}
-	out, err := io.ReadAll(io.LimitReader(unpacked, pointer.MaxSize+1))
-	if err != nil {
-		return nil, fmt.Errorf("unpacking it: %w", err)
-	}
-	if len(out) > pointer.MaxSize {
-		return nil, fmt.Errorf("it unpacks to more than %d bytes", pointer.MaxSize)
-	}
-	return out, nil
 }

@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/mcs-attest/mcs-attest/pkg/bounded"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
@@ -138,12 +139,9 @@ func (v *Volume) ReadFile(name string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", name)
 	}
-	raw, err := io.ReadAll(io.LimitReader(f, pointer.MaxSize+1))
+	raw, err := bounded.Read(f, pointer.MaxSize)
 	if err != nil {
-		return nil, err
-	}
-	if len(raw) > pointer.MaxSize {
-		return nil, fmt.Errorf("%s has more than %d bytes", name, pointer.MaxSize)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return raw, nil
 }

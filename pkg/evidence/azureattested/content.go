@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // content is the content that Azure signed.
@@ -29,10 +31,12 @@ const timeLayout = "01/02/06 15:04:05 -0700"
 func parseContent(raw []byte) (content, error) {
 	var c content
 	var subscription, vmID, created, expires string
-	err := readObject(raw, []field{
-		{name: "nonce", text: &c.nonce}, {name: "vmId", text: &vmID}, {name: "subscriptionId", text: &subscription},
-		{name: "sku", text: &c.sku, optional: true},
-		{name: "timeStamp", object: []field{{name: "createdOn", text: &created}, {name: "expiresOn", text: &expires}}},
+	err := jsonspan.ReadObject(raw, []jsonspan.Field{
+		{Name: "nonce", Text: &c.nonce}, {Name: "vmId", Text: &vmID}, {Name: "subscriptionId", Text: &subscription},
+		{Name: "sku", Text: &c.sku, Optional: true},
+		{Name: "timeStamp", Object: []jsonspan.Field{
+			{Name: "createdOn", Text: &created}, {Name: "expiresOn", Text: &expires},
+		}},
 	})
 	if err != nil {
 		return content{}, err

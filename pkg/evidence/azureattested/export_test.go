@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/cms"
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 func parsed(raw []byte) (*cms.SignedData, error) {
@@ -52,7 +53,7 @@ func ParseResourceID(s string) error {
 }
 
 // ReadObject calls readObject without wanted fields.
-func ReadObject(raw string) error { return readObject([]byte(raw), nil) }
+func ReadObject(raw string) error { return jsonspan.ReadObject([]byte(raw), nil) }
 
 // Verify calls verify.
 func (i *Identity) Verify(ctx context.Context, raw []byte, now time.Time) error {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -125,10 +126,10 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 
 func parseToken(payload []byte) (tokenClaims, error) {
 	var c tokenClaims
-	err := readObject(payload, []field{
-		{name: "iss", text: &c.issuer}, {name: "aud", text: &c.audience}, {name: "tid", text: &c.tenant},
-		{name: "nbf", number: &c.notBefore}, {name: "exp", number: &c.expires},
-		{name: "xms_mirid", text: &c.identity}, {name: "xms_az_rid", text: &c.resource, optional: true},
+	err := jsonspan.ReadObject(payload, []jsonspan.Field{
+		{Name: "iss", Text: &c.issuer}, {Name: "aud", Text: &c.audience}, {Name: "tid", Text: &c.tenant},
+		{Name: "nbf", Number: &c.notBefore}, {Name: "exp", Number: &c.expires},
+		{Name: "xms_mirid", Text: &c.identity}, {Name: "xms_az_rid", Text: &c.resource, Optional: true},
 	})
 	return c, err
 }

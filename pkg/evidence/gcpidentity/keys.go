@@ -12,12 +12,12 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
-	"strings"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/json"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -57,7 +57,7 @@ var errPrivate = errors.New("a private or symmetric key")
 // exponent 65537. It rejects the set if it exceeds the limits, contains a private key, has a kid
 // twice, or has no usable key.
 func ParseKeySet(raw []byte) (KeySet, error) {
-	entries, _, err := parseSet(raw)
+	entries, err := parseSet(raw)
 	if err != nil {
 		return nil, err
 	}
@@ -87,32 +87,31 @@ func (s KeySet) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
 	return nil, reason.Deny(reason.DocumentUntrusted, "key %.128q is not one of Google's %d", kid, len(s))
 }
 
-// parseSet parses {"keys":[...]}, and the member "provenance" if it is a string.
-func parseSet(raw []byte) ([]entry, string, error) {
+// parseSet parses {"keys":[...]}.
+func parseSet(raw []byte) ([]entry, error) {
 	if len(raw) > MaxKeySet {
-		return nil, "", fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
+		return nil, fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
 	}
 	// This decoder accepts one spelling of a name and rejects duplicates. The object has the positions.
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	if _, ok := members["keys"]; !ok {
-		return nil, "", errors.New(`no member "keys"`)
+		return nil, errors.New(`no member "keys"`)
 	}
-	set := readObject(raw)
-	if set.err != nil {
-		return nil, "", set.err
+	set, _ := jsonspan.Parse(raw)
+	keys, err := set.Get("keys")
+	if err != nil {
+		return nil, err
 	}
-	provenance, _ := set.value("provenance").Str() // "" for something else of that name
-	keys := set.value("keys")
 	if !keys.Is('[') {
-		return nil, "", errors.New(`"keys" is not an array`)
+		return nil, errors.New(`"keys" is not an array`)
 	}
 	var entries []entry
 	for one := range keys.Elements() {
 		if len(entries) == maxKeys {
-			return nil, "", fmt.Errorf("more than %d keys", maxKeys)
+			return nil, fmt.Errorf("more than %d keys", maxKeys)
 		}
 		e := entry{offset: int64(one.Start)}
 		if e.fault = json.Unmarshal(one.Raw(), &e.jwk); e.fault == nil {
@@ -120,7 +119,7 @@ func parseSet(raw []byte) ([]entry, string, error) {
 		}
 		entries = append(entries, e)
 	}
-	return entries, provenance, nil
+	return entries, nil
 }
 
 // public returns the key of a JWK that may sign identity tokens.
@@ -156,11 +155,10 @@ type StaticKeys struct{ all []StaticKey }
 
 // StaticKey is one key with its source.
 type StaticKey struct {
-	ID         string
-	Key        *rsa.PublicKey
-	File       string
-	Line       int
-	Provenance string // the set's member "provenance"
+	ID   string
+	Key  *rsa.PublicKey
+	File string
+	Line int
 }
 
 // ParseKeys parses an administrator's file: a JWK set as Google publishes it, to which a member
@@ -171,7 +169,7 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 		return &anchors.Error{File: file, Line: line, What: what, Want: want}
 	}
 	const copyAgain = "the answer of https://www.googleapis.com/oauth2/v3/certs, unchanged"
-	entries, source, err := parseSet(raw)
+	entries, err := parseSet(raw)
 	if err != nil {
 		var syntax *json.SyntaxError
 		line := 0
@@ -195,9 +193,7 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 		case slices.ContainsFunc(s.all, func(k StaticKey) bool { return k.ID == e.ID }):
 			return nil, fault(line, fmt.Sprintf("kid %q occurs twice", e.ID), copyAgain)
 		}
-		provenance := []rune(strings.ToValidUTF8(source, "?"))
-		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line,
-			Provenance: string(provenance[:min(len(provenance), 1000)])})
+		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line})
 	}
 	return s, nil
 }

@@ -50,12 +50,12 @@ func TestVerify_FormsOfClaims(t *testing.T) {
 		"created 5 minutes later":    {set("iat", iat, made, iat+300), ""},
 		"created 301 seconds later":  {set("iat", iat, made, iat+301), "instance_creation_timestamp"},
 		"a claim without a name":     {set("", 1), ""},
-		"an e-mail that is a number": {set("email", 1), "email: not a string"},
-		"verified, as a text":        {set("email_verified", "true"), "email_verified: not true or false"},
+		"an e-mail that is a number": {set("email", 1), `claims: the field "email" is of another type`},
+		"verified, as a text": {set("email_verified", "true"),
+			`claims: the field "email_verified" is of another type`},
 		"confidential, as a text": {func(_, e map[string]any) { e["instance_confidentiality"] = "1" },
-			"claims: instance_confidentiality:"},
-		"a google of no object":      {set("google", 1), "claims: google: not a JSON object"},
-		"two faults":                 {set("iss", 1, "aud", 2), "claims: iss: not a string"},
+			`claims: the field "instance_confidentiality" is of another type`},
+		"a google of no object":      {set("google", 1), `claims: the field "google" is of another type`},
 		"no instance":                {func(c, _ map[string]any) { delete(c, "google") }, "no google.compute_engine"},
 		"the largest name":           {set("instance_name", strings.Repeat("z", 63)), ""},
 		"a name of all characters":   {set("instance_name", "az-09"), ""},
@@ -234,13 +234,6 @@ func TestParseKeySet_Limits(t *testing.T) {
 		strings.Repeat(" ", 65537): "65537 bytes, want at most 65536"} {
 		if _, err := gcpidentity.ParseKeySet([]byte(raw)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
-		}
-	}
-	thousand := strings.Repeat("é", 1000)
-	for source, want := range map[string]string{`"` + thousand + `é"`: thousand, "1": ""} {
-		s, err := gcpidentity.ParseKeys("f.json", []byte(`{"provenance":`+source+`,"keys":[`+jwk("a", "")+`]}`))
-		if err != nil || s.All()[0].Provenance != want {
-			t.Errorf("%v, %v", s, err)
 		}
 	}
 }

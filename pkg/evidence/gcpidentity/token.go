@@ -7,9 +7,12 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // forbidden are header members that contain or name a key, or change how the token is read (RFC
@@ -57,20 +60,21 @@ func split(raw []byte) (token, error) {
 }
 
 func keyID(header []byte) (string, error) {
-	o := readObject(header)
-	alg, typ, kid := o.text("alg"), o.text("typ"), o.text("kid")
-	if o.err != nil {
-		return "", fmt.Errorf("header: %w", o.err)
+	var alg, kid string
+	typ := "JWT"
+	fields := []jsonspan.Field{
+		{Name: "alg", Text: &alg}, {Name: "typ", Text: &typ, Optional: true}, {Name: "kid", Text: &kid},
 	}
 	for _, name := range forbidden {
-		if o.has(name) {
-			return "", fmt.Errorf("header: member %q", name)
-		}
+		fields = append(fields, jsonspan.Field{Name: name, Forbidden: true})
+	}
+	if err := jsonspan.ReadObject(header, fields); err != nil {
+		return "", fmt.Errorf("header: %w", err)
 	}
 	switch {
 	case alg != "RS256":
 		return "", fmt.Errorf("header: alg %.20q, want RS256", alg)
-	case o.has("typ") && typ != "JWT":
+	case typ != "JWT":
 		return "", fmt.Errorf("header: typ %.20q, want JWT", typ)
 	case !printable(kid):
 		return "", fmt.Errorf("header: kid %.20q", kid)
@@ -107,19 +111,24 @@ type engine struct {
 const maxTime = 253402300799
 
 func decode(payload []byte) (*claims, error) {
-	o := readObject(payload)
-	google := o.object("google")
-	e := google.object("compute_engine")
-	c := &claims{
-		Issuer: o.text("iss"), Audience: o.text("aud"), Expiry: o.number("exp"), IssuedAt: o.number("iat"),
-		Email: o.text("email"), EmailVerified: o.boolean("email_verified"),
-		Engine: engine{
-			ProjectID: e.text("project_id"), ProjectNumber: e.number("project_number"), Zone: e.text("zone"),
-			InstanceID: e.text("instance_id"), InstanceName: e.text("instance_name"),
-			Created: e.number("instance_creation_timestamp"), Confidentiality: e.number("instance_confidentiality"),
-		},
+	var c claims
+	e := &c.Engine
+	instance := []jsonspan.Field{
+		{Name: "project_id", Text: &e.ProjectID, Optional: true},
+		{Name: "project_number", Number: &e.ProjectNumber, Optional: true},
+		{Name: "zone", Text: &e.Zone, Optional: true}, {Name: "instance_id", Text: &e.InstanceID, Optional: true},
+		{Name: "instance_name", Text: &e.InstanceName, Optional: true},
+		{Name: "instance_creation_timestamp", Number: &e.Created, Optional: true},
+		{Name: "instance_confidentiality", Number: &e.Confidentiality, Optional: true},
 	}
-	if err := errors.Join(o.err, google.err, e.err); err != nil {
+	if err := jsonspan.ReadObject(payload, []jsonspan.Field{
+		{Name: "iss", Text: &c.Issuer, Optional: true}, {Name: "aud", Text: &c.Audience, Optional: true},
+		{Name: "exp", Number: &c.Expiry, Optional: true}, {Name: "iat", Number: &c.IssuedAt, Optional: true},
+		{Name: "email", Text: &c.Email, Optional: true}, {Name: "email_verified", Flag: &c.EmailVerified, Optional: true},
+		{Name: "google", Optional: true, Object: []jsonspan.Field{
+			{Name: "compute_engine", Optional: true, Object: instance},
+		}},
+	}); err != nil {
 		return nil, err
 	}
 	switch {
@@ -128,7 +137,7 @@ func decode(payload []byte) (*claims, error) {
 	case c.Expiry <= c.IssuedAt || c.Expiry > maxTime:
 		return nil, errors.New("exp is missing, not a time, or not after iat")
 	}
-	return c, nil
+	return &c, nil
 }
 
 // check checks the form of the values that name the instance. They become part of a provider id, so
@@ -158,17 +167,7 @@ func (c *claims) check() error {
 
 // label reports whether s is a label of RFC 1035, 2.3.1, in lower case, like the names of Compute
 // Engine's resources.
-func label(s string) bool {
-	if s == "" || len(s) > 63 || s[0] < 'a' || s[len(s)-1] == '-' {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-			return false
-		}
-	}
-	return true
-}
+var label = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`).MatchString
 
 // project reports whether s has the form of a project id: a label, in old projects of an
 // organization prefixed with its domain ("example.com:project").

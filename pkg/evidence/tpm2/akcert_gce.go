@@ -6,8 +6,8 @@ import (
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
-	"strings"
 
 	"golang.org/x/crypto/cryptobyte"
 	der "golang.org/x/crypto/cryptobyte/asn1"
@@ -74,10 +74,11 @@ func parseGCEInstance(raw []byte) (*gceInstance, error) {
 			return nil, fmt.Errorf("security properties: %w", err)
 		}
 	}
-	for _, part := range [...]struct{ what, value, others string }{
-		{"zone", g.zone, "-"}, {"project", g.projectID, "-.:"}, {"instance name", g.name, "-"},
-	} {
-		if !plain(part.value, part.others) {
+	for _, part := range [...]struct {
+		what, value string
+		form        *regexp.Regexp
+	}{{"zone", g.zone, gceName}, {"project", g.projectID, gceProject}, {"instance name", g.name, gceName}} {
+		if !part.form.MatchString(part.value) {
 			return nil, fmt.Errorf("%.100q is not the name of a %s", part.value, part.what)
 		}
 	}
@@ -132,11 +133,7 @@ func readUTF8(s *cryptobyte.String, out *string) bool {
 
 // plain reports whether s consists of lower-case letters, digits and others, begins with a letter
 // or a digit, and is not too long for a name at Google.
-func plain(s, others string) bool {
-	if s == "" || len(s) > 100 || strings.ContainsRune(others, rune(s[0])) {
-		return false
-	}
-	return !strings.ContainsFunc(s, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && !strings.ContainsRune(others, r)
-	})
-}
+var (
+	gceName    = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,99}$`)
+	gceProject = regexp.MustCompile(`^[a-z0-9][a-z0-9.:-]{0,99}$`)
+)

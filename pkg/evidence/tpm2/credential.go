@@ -3,19 +3,14 @@
 package tpm2
 
 import (
-	"crypto"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/ecdh"
 	"crypto/ecdsa"
 	"crypto/fips140"
-	"crypto/hmac"
 	cryptorand "crypto/rand"
 	"crypto/rsa"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
+
+	gotpm "github.com/google/go-tpm/tpm2"
 )
 
 // MakeCredential encrypts secret so that only the TPM with ek can decrypt it, and only while it has
@@ -40,98 +35,46 @@ func MakeCredential(rand io.Reader, ek *EK, akName, secret []byte) (credentialBl
 		return nil, nil, fmt.Errorf("creating a credential: secret of %d bytes; 1 to %d are allowed", len(secret),
 			hash.Size())
 	}
-	seed, encryptedSeed, err := shareSeed(rand, ek, hash)
+	key, err := gotpm.ImportEncapsulationKey(ek.tpmt())
 	if err != nil {
 		return nil, nil, fmt.Errorf("creating a credential: %w", err)
 	}
-
-	block, err := aes.NewCipher(kdfa(hash, seed, "STORAGE", akName, int(ek.symmetric)))
-	if err != nil {
-		return nil, nil, fmt.Errorf("creating a credential: %w", err)
+	if rand == nil {
+		rand = cryptorand.Reader
 	}
-	identity := sized(secret)
-	// The TPM's storage encryption is CFB with a zero IV and a key that is used once. The HMAC
-	// below provides integrity. NIST SP 800-38A approves CFB, but Go's cryptographic module does not have it.
+	// The TPM's storage encryption is CFB with a zero IV and a key that is used once. An HMAC
+	// provides integrity. NIST SP 800-38A approves CFB, but Go's cryptographic module does not have it.
 	fips140.WithoutEnforcement(func() {
-		//nolint:staticcheck // SA1019: the format (Part 1, 11.4.8) is CFB
-		cipher.NewCFBEncrypter(block, make([]byte, block.BlockSize())).XORKeyStream(identity, identity)
+		credentialBlob, encryptedSecret, err = gotpm.CreateCredential(rand, key, akName, secret)
 	})
-
-	mac := hmac.New(hash.New, kdfa(hash, seed, "INTEGRITY", nil, hash.Size()*8))
-	mac.Write(identity)
-	mac.Write(akName)
-	return sized(sized(mac.Sum(nil)), identity), sized(encryptedSeed), nil
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating a credential: %w", err)
+	}
+	return sized(credentialBlob), sized(encryptedSecret), nil
 }
 
-// shareSeed returns a seed, and the seed encrypted to the EK.
-func shareSeed(rand io.Reader, ek *EK, hash crypto.Hash) (seed, encrypted []byte, err error) {
-	const label = "IDENTITY"
+// tpmt returns what CreateCredential needs of the EK.
+func (ek *EK) tpmt() *gotpm.TPMTPublic {
+	symmetric := gotpm.TPMTSymDefObject{
+		Algorithm: gotpm.TPMAlgAES,
+		KeyBits:   gotpm.NewTPMUSymKeyBits(gotpm.TPMAlgAES, gotpm.TPMKeyBits(ek.symmetric)),
+		Mode:      gotpm.NewTPMUSymMode(gotpm.TPMAlgAES, gotpm.TPMAlgCFB),
+	}
+	p := &gotpm.TPMTPublic{NameAlg: gotpm.TPMIAlgHash(ek.nameAlg)}
 	switch key := ek.key.(type) {
 	case *rsa.PublicKey:
-		if rand == nil {
-			rand = cryptorand.Reader
-		}
-		seed = make([]byte, hash.Size())
-		if _, err := io.ReadFull(rand, seed); err != nil {
-			return nil, nil, err
-		}
-		// The label includes its terminating zero (Part 1, B.4).
-		encrypted, err = rsa.EncryptOAEP(hash.New(), rand, key, seed, []byte(label+"\x00"))
-		return seed, encrypted, err
+		p.Type = gotpm.TPMAlgRSA
+		p.Parameters = gotpm.NewTPMUPublicParms(p.Type, &gotpm.TPMSRSAParms{Symmetric: symmetric,
+			KeyBits: gotpm.TPMKeyBits(key.N.BitLen())})
+		p.Unique = gotpm.NewTPMUPublicID(p.Type, &gotpm.TPM2BPublicKeyRSA{Buffer: key.N.Bytes()})
 	case *ecdsa.PublicKey:
-		peer, err := key.ECDH()
-		if err != nil {
-			return nil, nil, err
-		}
-		if rand == nil {
-			rand = cryptorand.Reader
-		}
-		ephemeral, err := peer.Curve().GenerateKey(rand)
-		if err != nil {
-			return nil, nil, err
-		}
-		z, err := ephemeral.ECDH(peer)
-		if err != nil {
-			return nil, nil, err
-		}
-		x, y := coordinates(ephemeral.PublicKey())
-		ekX, _ := coordinates(peer)
-		return kdfe(hash, z, label, x, ekX), append(sized(x), sized(y)...), nil
+		curve := map[keyKind]gotpm.TPMECCCurve{eccP256: gotpm.TPMECCNistP256, eccP384: gotpm.TPMECCNistP384}[ek.kind]
+		point, _ := key.Bytes() // 4, x and y
+		x, y := point[1:1+len(point)/2], point[1+len(point)/2:]
+		p.Type = gotpm.TPMAlgECC
+		p.Parameters = gotpm.NewTPMUPublicParms(p.Type, &gotpm.TPMSECCParms{Symmetric: symmetric, CurveID: curve})
+		p.Unique = gotpm.NewTPMUPublicID(p.Type, &gotpm.TPMSECCPoint{X: gotpm.TPM2BECCParameter{Buffer: x},
+			Y: gotpm.TPM2BECCParameter{Buffer: y}})
 	}
-	return nil, nil, errors.New("unknown type of EK")
-}
-
-// coordinates splits an uncompressed point (SEC 1, 2.3.3).
-func coordinates(key *ecdh.PublicKey) (x, y []byte) {
-	b := key.Bytes()[1:]
-	return b[:len(b)/2], b[len(b)/2:]
-}
-
-// kdfa is the counter-mode KDF of Part 1, 11.4.10.2, with an empty contextV. bits is a multiple of
-// 8.
-func kdfa(hash crypto.Hash, key []byte, label string, contextU []byte, bits int) []byte {
-	mac := hmac.New(hash.New, key)
-	var out, number []byte
-	for i := 1; len(out) < bits/8; i++ {
-		mac.Reset()
-		mac.Write(binary.BigEndian.AppendUint32(number[:0], uint32(i)))
-		mac.Write([]byte(label))
-		mac.Write([]byte{0})
-		mac.Write(contextU)
-		mac.Write(binary.BigEndian.AppendUint32(number[:0], uint32(bits)))
-		out = mac.Sum(out)
-	}
-	return out[:bits/8]
-}
-
-// kdfe derives a seed of one digest's length from an ECDH secret (Part 1, 11.4.10.3).
-func kdfe(hash crypto.Hash, z []byte, label string, partyU, partyV []byte) []byte {
-	h := hash.New()
-	h.Write([]byte{0, 0, 0, 1})
-	h.Write(z)
-	h.Write([]byte(label))
-	h.Write([]byte{0})
-	h.Write(partyU)
-	h.Write(partyV)
-	return h.Sum(nil)
+	return p
 }

@@ -46,37 +46,22 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// RefusedError is the error of a config that cannot be converted.
-type RefusedError struct {
-	To specversion.Version
-	// Field is the path, such as storage.luks[data].cex, or "" if it is not one field.
-	Field string
-	Why   string
-}
-
-func (e *RefusedError) Error() string {
-	if e.Field == "" {
-		return e.Why
-	}
-	return e.Field + ": " + e.Why
-}
-
 // target is a version to which configs are converted.
 type target struct {
 	schema reflect.Type
-	valid  func(raw []byte, to, asked specversion.Version) error
+	valid  func(raw []byte, to specversion.Version) error
 }
 
 func version[C any](parse func([]byte) (C, report.Report, error)) target {
-	return target{reflect.TypeFor[C](), func(raw []byte, to, asked specversion.Version) error {
-		return valid(raw, parse, to, asked)
+	return target{reflect.TypeFor[C](), func(raw []byte, to specversion.Version) error {
+		return valid(raw, parse, to)
 	}}
 }
 
 // valid checks that raw is a valid config of version to.
-func valid[C any](raw []byte, parse func([]byte) (C, report.Report, error), to, asked specversion.Version) error {
+func valid[C any](raw []byte, parse func([]byte) (C, report.Report, error), to specversion.Version) error {
 	if _, r, err := parse(raw); err != nil || r.IsFatal() {
-		return &RefusedError{To: asked, Why: "it is not valid in spec " + to.String() + ": " + firstProblem(r, err)}
+		return fmt.Errorf("it is not valid in spec %s: %s", to, firstProblem(r, err))
 	}
 	return nil
 }
@@ -95,7 +80,7 @@ func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	}
 	switch {
 	case to == specversion.Version{Major: 3, Minor: 5}:
-		return raw, valid(raw, v3_5.Parse, to, to)
+		return raw, valid(raw, v3_5.Parse, to)
 	case to == specversion.Version{Major: 2, Minor: 2}:
 		raw, err := down(raw, specversion.Version{Major: 3, Minor: 0}, to)
 		if err != nil {
@@ -105,7 +90,7 @@ func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	case to.Major == 3 && to.Minor >= 0 && to.Minor < len(targets):
 		return down(raw, to, to)
 	}
-	return nil, &RefusedError{To: to, Why: "the version is unknown"}
+	return nil, errors.New("the version is unknown")
 }
 
 // Parse parses a config of spec 3.0 to 3.5 as one of 3.5. The error contains no contents of
@@ -142,11 +127,11 @@ func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode config: %w", err)
 	}
-	if err := t.valid(out, to, asked); err != nil {
+	if err := t.valid(out, to); err != nil {
 		return nil, err
 	}
 	if err := same(tree, out); err != nil {
-		return nil, &RefusedError{To: asked, Why: err.Error()}
+		return nil, err
 	}
 	return out, nil
 }

@@ -107,7 +107,7 @@ func known(v any, schema reflect.Type, at string, to specversion.Version) error 
 			field := join(at, name)
 			t, ok := fields[name]
 			if !ok {
-				return &RefusedError{To: to, Field: field, Why: "spec " + to.String() + " does not have this field"}
+				return fmt.Errorf("%s: spec %s does not have this field", field, to)
 			}
 			if err := known(v[name], t, field, to); err != nil {
 				return err
@@ -116,7 +116,7 @@ func known(v any, schema reflect.Type, at string, to specversion.Version) error 
 	case []any:
 		for i, e := range v {
 			if schema.Kind() != reflect.Slice {
-				return &RefusedError{To: to, Field: at, Why: "spec " + to.String() + " does not have a list here"}
+				return fmt.Errorf("%s: spec %s does not have a list here", at, to)
 			}
 			if err := known(e, schema.Elem(), at+element(e, i), to); err != nil {
 				return err
@@ -172,8 +172,8 @@ func specialBits(tree object, to specversion.Version) error {
 				continue
 			}
 			if mode, err := n.Int64(); err != nil || mode&0o7000 != 0 {
-				return &RefusedError{To: to, Field: "storage." + kind + element(e, i) + ".mode",
-					Why: fmt.Sprintf("spec %s does not support setuid, setgid and sticky bits (0%o)", to, mode)}
+				return fmt.Errorf("storage.%s%s.mode: spec %s does not support setuid, setgid and sticky bits (0%o)", kind,
+					element(e, i), to, mode)
 			}
 		}
 	}

@@ -71,7 +71,7 @@ func to22(raw []byte, to specversion.Version) ([]byte, error) {
 		return nil, fmt.Errorf("parse config: %w", err)
 	}
 	refuse := func(field, format string, a ...any) error {
-		return &RefusedError{To: to, Field: field, Why: fmt.Sprintf(format, a...)}
+		return fmt.Errorf("%s: %s", field, fmt.Sprintf(format, a...))
 	}
 	if len(c.Ignition.Config.Merge) > 0 {
 		return nil, refuse("ignition.config.merge", "spec 2.2 appends configs, but does not merge them")

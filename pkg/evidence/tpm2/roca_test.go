@@ -3,30 +3,9 @@
 package tpm2
 
 import (
-	"bytes"
-	"crypto"
 	"math/big"
 	"testing"
-
-	tpm "github.com/google/go-tpm/tpm2"
 )
-
-func TestKeyDerivationAgreesWithGoTPM(t *testing.T) {
-	key, context := bytes.Repeat([]byte{7}, 32), []byte("context")
-	for _, hash := range []crypto.Hash{crypto.SHA256, crypto.SHA384, crypto.SHA512} {
-		// One byte more than a digest has needs a second round.
-		for _, bits := range []int{128, 256, 264, 384, 392, 512, 520, 1024} {
-			if got, want := kdfa(hash, key, "STORAGE", context, bits),
-				tpm.KDFa(hash, key, "STORAGE", context, nil, bits); !bytes.Equal(got, want) {
-				t.Errorf("KDFa, %v, %d bits: %x, want %x", hash, bits, got, want)
-			}
-		}
-		if got, want := kdfe(hash, key, "IDENTITY", context, key),
-			tpm.KDFe(hash, key, "IDENTITY", context, key, hash.Size()*8); !bytes.Equal(got, want) {
-			t.Errorf("KDFe, %v: %x, want %x", hash, got, want)
-		}
-	}
-}
 
 func TestROCAPrimesAreComplete(t *testing.T) {
 	var want []uint32

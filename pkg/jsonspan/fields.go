@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package azureattested
+package jsonspan
 
 import (
 	"encoding/json"
@@ -9,28 +9,28 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
-// field is one wanted member of a JSON object: a text, a number, or an object.
-type field struct {
-	name     string
-	text     *string
-	number   *int64
-	object   []field
-	optional bool
+// Field is one wanted member of a JSON object: a text, a number, true or false, or an object; or one that it may not
+// have.
+type Field struct {
+	Name                string
+	Text                *string
+	Number              *int64
+	Flag                *bool
+	Object              []Field
+	Optional, Forbidden bool
 }
 
 const (
-	maxDepth  = 8
+	maxLevels = 8
 	maxFields = 256 // in all objects together
 )
 
-// readObject reads one JSON object completely and fills fields. No object in it may have the same
+// ReadObject reads one JSON object completely and fills fields. No object in it may have the same
 // name twice, not even in another case.
-func readObject(raw []byte, fields []field) error {
-	v, ok := jsonspan.Parse(raw)
+func ReadObject(raw []byte, fields []Field) error {
+	v, ok := Parse(raw)
 	if !ok || !utf8.Valid(raw) {
 		return errors.New("not JSON")
 	}
@@ -44,8 +44,8 @@ func readObject(raw []byte, fields []field) error {
 // reader counts the members and elements that it reads.
 type reader struct{ names int }
 
-func (r *reader) object(v jsonspan.Value, fields []field, depth int) error {
-	if depth > maxDepth {
+func (r *reader) object(v Value, fields []Field, depth int) error {
+	if depth > maxLevels {
 		return errors.New("too deep")
 	}
 	var seen []string
@@ -60,11 +60,13 @@ func (r *reader) object(v jsonspan.Value, fields []field, depth int) error {
 		}
 		seen = append(seen, name)
 		var err error
-		switch i := slices.IndexFunc(fields, func(f field) bool { return folds(f.name) }); {
+		switch i := slices.IndexFunc(fields, func(f Field) bool { return folds(f.Name) }); {
 		case i < 0:
 			err = r.skip(value, depth+1)
-		case fields[i].name != name:
-			err = fmt.Errorf("the field %.64q, which is written %q", name, fields[i].name)
+		case fields[i].Forbidden:
+			err = fmt.Errorf("the field %q is not allowed", name)
+		case fields[i].Name != name:
+			err = fmt.Errorf("the field %.64q, which is written %q", name, fields[i].Name)
 		default:
 			err = r.value(value, fields[i], depth)
 		}
@@ -73,8 +75,8 @@ func (r *reader) object(v jsonspan.Value, fields []field, depth int) error {
 		}
 	}
 	for _, want := range fields {
-		if !want.optional && !slices.Contains(seen, want.name) {
-			return fmt.Errorf("no field %q", want.name)
+		if !want.Optional && !want.Forbidden && !slices.Contains(seen, want.Name) {
+			return fmt.Errorf("no field %q", want.Name)
 		}
 	}
 	return nil
@@ -89,29 +91,32 @@ func (r *reader) count() error {
 }
 
 // value reads a wanted value.
-func (r *reader) value(v jsonspan.Value, want field, depth int) error {
+func (r *reader) value(v Value, want Field, depth int) error {
 	text, isText := v.Str()
 	switch {
-	case want.text != nil && isText:
-		*want.text = text
+	case want.Text != nil && isText:
+		*want.Text = text
 		return nil
-	case want.number != nil && !v.None() && json.Unmarshal(v.Raw(), want.number) == nil:
+	case want.Number != nil && !v.None() && json.Unmarshal(v.Raw(), want.Number) == nil:
 		return nil
-	case want.object != nil && v.Is('{'):
-		return r.object(v, want.object, depth+1)
+	case want.Flag != nil && (v.Is('t') || v.Is('f')):
+		*want.Flag = v.Is('t')
+		return nil
+	case want.Object != nil && v.Is('{'):
+		return r.object(v, want.Object, depth+1)
 	}
-	return fmt.Errorf("the field %q is of another type", want.name)
+	return fmt.Errorf("the field %q is of another type", want.Name)
 }
 
 // skip reads an unwanted value.
-func (r *reader) skip(v jsonspan.Value, depth int) error {
+func (r *reader) skip(v Value, depth int) error {
 	if v.Is('{') {
 		return r.object(v, nil, depth)
 	}
 	if !v.Is('[') {
 		return nil
 	}
-	if depth > maxDepth {
+	if depth > maxLevels {
 		return errors.New("too deep")
 	}
 	for e := range v.Elements() {
