@@ -28,14 +28,14 @@ var (
 // is those. Otherwise it is the hosts of origins, and those by which the cluster's machines reach the Machine Config
 // Server: the internal name of the API, its virtual addresses (bare metal, vSphere, OpenStack, Nutanix, oVirt), and in
 // Azure Red Hat OpenShift the address of the internal load balancer. If the account may not read an object of the
-// cluster, hosts also returns the other names with the error.
+// cluster, or it is not certain that the cluster has no such object, hosts also returns the other names with the error.
 func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 	hosts := append([]string(nil), r.o.Hostnames...)
 	if r.listed {
 		return hosts, nil
 	}
 	infrastructure, forbidden := r.singleton(ctx, infrastructures)
-	if forbidden != nil && !apierrors.IsForbidden(forbidden) {
+	if forbidden != nil && !incomplete(forbidden) {
 		return nil, forbidden
 	}
 	internal, _, _ := unstructured.NestedString(infrastructure, "status", "apiServerInternalURI")
@@ -51,7 +51,7 @@ func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 		}
 	}
 	aro, err := r.singleton(ctx, aroClusters)
-	if err != nil && !apierrors.IsForbidden(err) {
+	if err != nil && !incomplete(err) {
 		return nil, err
 	}
 	balancer, _, _ := unstructured.NestedString(aro, "spec", "apiIntIP")
@@ -63,18 +63,26 @@ func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 	return hosts, errors.Join(forbidden, err)
 }
 
-// knownHosts replaces names that the account may not read by those of the current serving certificate, and stores the
-// error. Otherwise a missing permission would end in an expired certificate. The certificate counts only if a CA of the
+// errAbsent reports that it is not certain that the cluster does not have an object.
+var errAbsent = errors.New("the object does not exist; the API server may be starting")
+
+// incomplete reports whether the names of the cluster are not all known.
+func incomplete(err error) bool { return apierrors.IsForbidden(err) || errors.Is(err, errAbsent) }
+
+// knownHosts replaces names that are not known by those of the current serving certificate, and stores the error of a
+// missing permission. Otherwise that would end in an expired certificate. The certificate counts only if a CA of the
 // bundle issued it, so that no writer of the Secret chooses names.
 func (o *objects) knownHosts(hosts []string, err error) ([]string, error) {
-	if !apierrors.IsForbidden(err) {
+	if !incomplete(err) {
 		return hosts, err
+	}
+	if apierrors.IsForbidden(err) {
+		o.forbidden = err
 	}
 	var s mcscert.Status
 	if invalid := o.describe(&s); invalid != nil || s.Leaf == nil || mcscert.IssuerOf(s.Leaf, s.Bundle) == nil {
-		return nil, err
+		return hosts, o.forbidden
 	}
-	o.forbidden = err
 	return append(hosts, mcscert.Hosts(s.Leaf)...), nil
 }
 
@@ -83,8 +91,18 @@ func (r *Reconciler) singleton(ctx context.Context, kind schema.GroupVersionKind
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(kind)
 	err := r.o.Client.Get(ctx, client.ObjectKey{Name: "cluster"}, o)
+	if err == nil {
+		delete(r.absent, kind)
+	}
 	switch {
 	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
+		now := r.o.Now()
+		if _, ok := r.absent[kind]; !ok {
+			r.absent[kind] = now
+		}
+		if now.Sub(r.absent[kind]) < r.pointerConfigs.certain {
+			return nil, errAbsent
+		}
 		return nil, nil
 	case apierrors.IsForbidden(err):
 		return nil, fmt.Errorf("read %s cluster: %w; apply the component certificates of this version, "+

@@ -16,6 +16,7 @@ import (
 
 	"github.com/openshift/api/annotations"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -87,6 +88,9 @@ type Reconciler struct {
 	pointerConfigs pointerConfigs
 	certs          certrotation.Rotator
 
+	// absent is since when the cluster has not had an object with names of its Machine Config Server.
+	absent map[schema.GroupVersionKind]time.Time
+
 	missing     time.Time // since when the CA has not existed
 	former      []byte    // bundles that were read since the pointer configs were last renewed without a failure
 	mine, rival bool      // whether the CA had our annotations, and has had others since
@@ -124,7 +128,7 @@ func New(o Options) (*Reconciler, error) {
 		keys = append(keys, client.ObjectKey{Namespace: namespace, Name: name})
 	}
 	return &Reconciler{
-		o: o, ca: keys[0], serving: keys[1], listed: listed,
+		o: o, absent: map[schema.GroupVersionKind]time.Time{}, ca: keys[0], serving: keys[1], listed: listed,
 		always: c.Rotate == config.RotateAlways,
 		pointerConfigs: pointerConfigs{client: o.Client, log: o.Log, configured: keys[2:],
 			namespaces: k.MachineNamespaces, list: o.ListUserData, now: o.Now},
@@ -149,6 +153,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	start := func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		// Another replica may have led meanwhile.
 		r.missing, r.mine, r.rival, r.pointerConfigs.unserved = time.Time{}, false, false, nil
+		clear(r.absent)
 		queue.Add(reconcile.Request{NamespacedName: r.ca})
 		return nil
 	}
@@ -277,6 +282,7 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	o, err := r.read(ctx)
 	if err != nil {
 		r.pointerConfigs.unserved = nil // the next answer may come from an API server that is starting
+		clear(r.absent)
 		return o, s, err
 	}
 	at := r.o.Now()

@@ -565,20 +565,22 @@ func TestOtherHostNames(t *testing.T) {
 	})
 }
 
+func singleton(apiVersion, kind string, object map[string]any) *unstructured.Unstructured {
+	object["apiVersion"], object["kind"], object["metadata"] = apiVersion, kind, map[string]any{"name": "cluster"}
+	return &unstructured.Unstructured{Object: object}
+}
+
+func infrastructure(internal, platform string, addresses ...any) *unstructured.Unstructured {
+	return singleton("config.openshift.io/v1", "Infrastructure", map[string]any{"status": map[string]any{
+		"apiServerInternalURI": internal,
+		"platformStatus": map[string]any{"type": "Any",
+			platform: map[string]any{"apiServerInternalIPs": addresses, "ingressIPs": []any{"192.0.2.99"}}},
+	}})
+}
+
 // Without hostnames in the configuration, the certificate has the hosts of origins, and the names and addresses of the
 // cluster. A change of them issues it again (status row C8).
 func TestHostNamesOfTheCluster(t *testing.T) {
-	singleton := func(apiVersion, kind string, object map[string]any) *unstructured.Unstructured {
-		object["apiVersion"], object["kind"], object["metadata"] = apiVersion, kind, map[string]any{"name": "cluster"}
-		return &unstructured.Unstructured{Object: object}
-	}
-	infrastructure := func(internal, platform string, addresses ...any) *unstructured.Unstructured {
-		return singleton("config.openshift.io/v1", "Infrastructure", map[string]any{"status": map[string]any{
-			"apiServerInternalURI": internal,
-			"platformStatus": map[string]any{"type": "Any",
-				platform: map[string]any{"apiServerInternalIPs": addresses, "ingressIPs": []any{"192.0.2.99"}}},
-		}})
-	}
 	aro := func(address string) *unstructured.Unstructured {
 		return singleton("aro.openshift.io/v1alpha1", "Cluster", map[string]any{"spec": map[string]any{"apiIntIP": address}})
 	}
@@ -675,6 +677,37 @@ func TestHostNamesOfTheCluster(t *testing.T) {
 		}
 		if got := r.secret(mco, "machine-config-server-tls"); !reflect.DeepEqual(got.Data, serving.Data) {
 			t.Error("a certificate of another CA was replaced without the names of the cluster")
+		}
+	})
+}
+
+// One answer that the kind Infrastructure does not exist would renew the certificate without the name by which all
+// machines reach the Machine Config Server. A minute of such answers shows that the cluster does not have it.
+func TestHostNames_StayWhileAnAbsentKindIsNotCertain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const internal = "api-int.c.example.com"
+		r := newRig(t, infrastructure("https://"+internal+":6443", "aws"),
+			userData(t, "worker-user-data", []byte(installed())))
+		r.o.Hostnames, r.o.Config.Origins = nil, []string{"https://mcs.example.com:22623"}
+		r.start()
+		first := r.sync()
+		time.Sleep(time.Until(mcscert.Renewal(first.Leaf)) + time.Hour)
+		r.refuse = notServed("config.openshift.io")
+		renewed := r.sync()
+		if renewed.Leaf.Equal(first.Leaf) || !slices.Equal(mcscert.Hosts(renewed.Leaf), mcscert.Hosts(first.Leaf)) {
+			t.Errorf("it was renewed for %v", mcscert.Hosts(renewed.Leaf))
+		}
+		time.Sleep(30 * time.Second)
+		r.refuse = nil
+		r.sync()
+		time.Sleep(time.Minute)
+		r.refuse = notServed("config.openshift.io")
+		if s := r.sync(); !slices.Contains(s.Hosts, internal) {
+			t.Errorf("at first it should be for %v", s.Hosts)
+		}
+		time.Sleep(time.Minute)
+		if s := r.sync(); slices.Contains(s.Hosts, internal) {
+			t.Errorf("after a minute it should be for %v", s.Hosts)
 		}
 	})
 }
