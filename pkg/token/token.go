@@ -198,8 +198,8 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 // By itself, encoding/json accepts "ALG" for "alg", and the last of two members.
 func decodeStrict(raw []byte, into any) error {
 	faults, err := strictjson.UnmarshalStrict(raw, into)
-	if err == nil && len(faults) > 0 {
-		err = fmt.Errorf("member: %w", faults[0])
+	if len(faults) > 0 {
+		return fmt.Errorf("member: %w", faults[0])
 	}
 	return err
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/cms"
-	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 func parsed(raw []byte) (*cms.SignedData, error) {
@@ -51,9 +50,6 @@ func ParseResourceID(s string) error {
 	_, err := parseResourceID(s)
 	return err
 }
-
-// ReadObject calls readObject without wanted fields.
-func ReadObject(raw string) error { return jsonspan.ReadObject([]byte(raw), nil) }
 
 // Verify calls verify.
 func (i *Identity) Verify(ctx context.Context, raw []byte, now time.Time) error {

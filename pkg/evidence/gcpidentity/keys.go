@@ -101,10 +101,7 @@ func parseSet(raw []byte) ([]entry, error) {
 		return nil, errors.New(`no member "keys"`)
 	}
 	set, _ := jsonspan.Parse(raw)
-	keys, err := set.Get("keys")
-	if err != nil {
-		return nil, err
-	}
+	keys, _ := set.Get("keys") // none if the name is ambiguous
 	if !keys.Is('[') {
 		return nil, errors.New(`"keys" is not an array`)
 	}

@@ -114,16 +114,14 @@ func decode(payload []byte) (*claims, error) {
 	var c claims
 	e := &c.Engine
 	instance := []jsonspan.Field{
-		{Name: "project_id", Text: &e.ProjectID, Optional: true},
-		{Name: "project_number", Number: &e.ProjectNumber, Optional: true},
-		{Name: "zone", Text: &e.Zone, Optional: true}, {Name: "instance_id", Text: &e.InstanceID, Optional: true},
-		{Name: "instance_name", Text: &e.InstanceName, Optional: true},
-		{Name: "instance_creation_timestamp", Number: &e.Created, Optional: true},
+		{Name: "project_id", Text: &e.ProjectID}, {Name: "project_number", Number: &e.ProjectNumber},
+		{Name: "zone", Text: &e.Zone}, {Name: "instance_id", Text: &e.InstanceID},
+		{Name: "instance_name", Text: &e.InstanceName}, {Name: "instance_creation_timestamp", Number: &e.Created},
 		{Name: "instance_confidentiality", Number: &e.Confidentiality, Optional: true},
 	}
 	if err := jsonspan.ReadObject(payload, []jsonspan.Field{
-		{Name: "iss", Text: &c.Issuer, Optional: true}, {Name: "aud", Text: &c.Audience, Optional: true},
-		{Name: "exp", Number: &c.Expiry, Optional: true}, {Name: "iat", Number: &c.IssuedAt, Optional: true},
+		{Name: "iss", Text: &c.Issuer}, {Name: "aud", Text: &c.Audience, Optional: true}, {Name: "exp", Number: &c.Expiry},
+		{Name: "iat", Number: &c.IssuedAt},
 		{Name: "email", Text: &c.Email, Optional: true}, {Name: "email_verified", Flag: &c.EmailVerified, Optional: true},
 		{Name: "google", Optional: true, Object: []jsonspan.Field{
 			{Name: "compute_engine", Optional: true, Object: instance},
@@ -133,9 +131,9 @@ func decode(payload []byte) (*claims, error) {
 	}
 	switch {
 	case c.IssuedAt <= 0: // exp limits it, too
-		return nil, errors.New("iat is missing or not a time")
+		return nil, errors.New("iat is not a time")
 	case c.Expiry <= c.IssuedAt || c.Expiry > maxTime:
-		return nil, errors.New("exp is missing, not a time, or not after iat")
+		return nil, errors.New("exp is not a time, or not after iat")
 	}
 	return &c, nil
 }
