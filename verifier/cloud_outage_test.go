@@ -102,7 +102,7 @@ func TestAttack_T05_AForeignCertifiedTPMBesideACopiedDocument(t *testing.T) {
 
 // First use is no way around a provider that is unavailable.
 func TestAttack_T42_FirstUseWhileTheProviderIsUnavailable(t *testing.T) {
-	own, victims := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
+	own, victims := swtpmtest.Start(t, "sha256"), swtpmtest.StartOfAnotherMaker(t, "sha256")
 	s := newSite(t, "gcp")
 	s.change("ek-roots/own.pem", string(own.Roots()))
 	s.policy("  evidence: [{all: [gcp-identity, tpm2]}]\n" +

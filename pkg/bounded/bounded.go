@@ -28,5 +28,9 @@ func Gunzip(packed []byte, limit int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("it is not gzip: %w", err)
 	}
-	return Read(r, limit)
+	raw, err := Read(r, limit)
+	if err != nil {
+		return nil, fmt.Errorf("its unpacked content: %w", err)
+	}
+	return raw, nil
 }

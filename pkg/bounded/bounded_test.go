@@ -43,9 +43,9 @@ func TestGunzip(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(raw), err)
 	}
 	for want, raw := range map[string][]byte{
-		"it has more than 1048575 bytes": packed.Bytes(),
-		"it is not gzip":                 []byte("{}"),
-		"unexpected EOF":                 packed.Bytes()[:packed.Len()/2],
+		"its unpacked content: it has more than 1048575 bytes": packed.Bytes(),
+		"it is not gzip":                       []byte("{}"),
+		"its unpacked content: unexpected EOF": packed.Bytes()[:packed.Len()/2],
 	} {
 		if raw, err := bounded.Gunzip(raw, 1<<20-1); raw != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d bytes, %v, want %q", len(raw), err, want)

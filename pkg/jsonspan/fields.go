@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
-// Field is one wanted member of a JSON object: a text, a number, true or false, or an object; or one that it may not
-// have.
+// Field is one wanted member of a JSON object: a text, a whole number, true or false, or an object; or one that the
+// object must not have.
 type Field struct {
 	Name                string
 	Text                *string
@@ -24,11 +24,13 @@ type Field struct {
 
 const (
 	maxLevels = 8
-	maxFields = 256 // in all objects together
+	maxFields = 256 // members and elements, in all objects and arrays together
 )
 
-// ReadObject reads one JSON object completely and fills fields. No object in it may have the same
-// name twice, not even in another case.
+// ReadObject reads one JSON object completely and fills fields. It returns an error if a field is missing, unless it is
+// optional, or has another type. Null is another type. Other members are ignored, but no object may have the same name
+// twice, not even in another case (Unicode's simple folding, as encoding/json compares names). The limits are 8 levels,
+// and 256 members and elements.
 func ReadObject(raw []byte, fields []Field) error {
 	v, ok := Parse(raw)
 	if !ok || !utf8.Valid(raw) {
@@ -48,38 +50,54 @@ func (r *reader) object(v Value, fields []Field, depth int) error {
 	if depth > maxLevels {
 		return errors.New("too deep")
 	}
-	var seen []string
+	wanted, seen := make(map[string]Field, len(fields)), map[string]bool{}
+	for _, f := range fields {
+		wanted[fold(f.Name)] = f
+	}
 	for n, value := range v.Members() {
 		if err := r.count(); err != nil {
 			return err
 		}
 		name, _ := n.Str()
-		folds := func(other string) bool { return strings.EqualFold(other, name) }
-		if slices.ContainsFunc(seen, folds) {
+		folded := fold(name)
+		if seen[folded] {
 			return fmt.Errorf("the field %.64q twice", name)
 		}
-		seen = append(seen, name)
+		seen[folded] = true
 		var err error
-		switch i := slices.IndexFunc(fields, func(f Field) bool { return folds(f.Name) }); {
-		case i < 0:
+		switch f, ok := wanted[folded]; {
+		case !ok:
 			err = r.skip(value, depth+1)
-		case fields[i].Forbidden:
+		case f.Forbidden:
 			err = fmt.Errorf("the field %q is not allowed", name)
-		case fields[i].Name != name:
-			err = fmt.Errorf("the field %.64q, which is written %q", name, fields[i].Name)
+		case f.Name != name:
+			err = fmt.Errorf("the field %.64q, which is written %q", name, f.Name)
 		default:
-			err = r.value(value, fields[i], depth)
+			err = r.value(value, f, depth)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	for _, want := range fields {
-		if !want.Optional && !want.Forbidden && !slices.Contains(seen, want.Name) {
+		if !want.Optional && !want.Forbidden && !seen[fold(want.Name)] {
 			return fmt.Errorf("no field %q", want.Name)
 		}
 	}
 	return nil
+}
+
+// fold returns a text that is the same for all names that differ only in case.
+func fold(name string) string {
+	return strings.Map(func(r rune) rune {
+		for {
+			next := unicode.SimpleFold(r)
+			if next <= r {
+				return next // the smallest of those that fold to each other
+			}
+			r = next
+		}
+	}, name)
 }
 
 // count limits how many members and elements are read.

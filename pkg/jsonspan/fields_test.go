@@ -11,24 +11,25 @@ import (
 
 func TestReadObject(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{"text":"a","number":-7,"flag":true,"object":{"inner":"b"},"other":[{"text":1},null]}`: "",
-		`{"text":"a","number":1,"flag":false,"object":{"inner":"b"},"extra":"c"}`:               "",
-		`{"text":"a","number":1,"flag":true,"object":{}}`:                                       `no field "inner"`,
-		`{"text":"a","number":1,"flag":true}`:                                                   `no field "object"`,
-		`{"text":1,"number":1,"flag":true,"object":{"inner":"b"}}`:                              `"text" is of another type`,
-		`{"text":true,"number":1,"flag":true,"object":{"inner":"b"}}`:                           `"text" is of another type`,
-		`{"text":{},"number":1,"flag":true,"object":{"inner":"b"}}`:                             `"text" is of another type`,
-		`{"text":null,"number":1,"flag":true,"object":{"inner":"b"}}`:                           `"text" is of another type`,
-		`{"text":"a","number":"1","flag":true,"object":{"inner":"b"}}`:                          `"number" is of another type`,
-		`{"text":"a","number":1.5,"flag":true,"object":{"inner":"b"}}`:                          `"number" is of another type`,
-		`{"text":"a","number":null,"flag":true,"object":{"inner":"b"}}`:                         `"number" is of another type`,
-		`{"text":"a","number":1,"flag":"true","object":{"inner":"b"}}`:                          `"flag" is of another type`,
-		`{"text":"a","number":1,"flag":null,"object":{"inner":"b"}}`:                            `"flag" is of another type`,
-		`{"text":"a","number":1,"flag":true,"object":["inner"]}`:                                `"object" is of another type`,
-		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"Extra":"c"}`:                `"Extra", which is written "extra"`,
-		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"never":"c"}`:                `"never" is not allowed`,
-		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"NEVER":null}`:               `"NEVER" is not allowed`,
-		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"object":{"inner":"c"}}`:     `"object" twice`,
+		`{"text":"a","number":-7,"flag":true,"object":{"inner":"b"},"other":[{"text":1},null]}`:         "",
+		`{"text":"a","number":1,"flag":false,"object":{"inner":"b"},"extra":"c"}`:                       "",
+		`{"text":"a","number":1,"flag":true,"object":{}}`:                                               `no field "inner"`,
+		`{"text":"a","number":1,"flag":true}`:                                                           `no field "object"`,
+		`{"text":1,"number":1,"flag":true,"object":{"inner":"b"}}`:                                      `"text" is of another type`,
+		`{"text":true,"number":1,"flag":true,"object":{"inner":"b"}}`:                                   `"text" is of another type`,
+		`{"text":{},"number":1,"flag":true,"object":{"inner":"b"}}`:                                     `"text" is of another type`,
+		`{"text":null,"number":1,"flag":true,"object":{"inner":"b"}}`:                                   `"text" is of another type`,
+		`{"text":"a","number":"1","flag":true,"object":{"inner":"b"}}`:                                  `"number" is of another type`,
+		`{"text":"a","number":1.5,"flag":true,"object":{"inner":"b"}}`:                                  `"number" is of another type`,
+		`{"text":"a","number":null,"flag":true,"object":{"inner":"b"}}`:                                 `"number" is of another type`,
+		`{"text":"a","number":1,"flag":"true","object":{"inner":"b"}}`:                                  `"flag" is of another type`,
+		`{"text":"a","number":1,"flag":null,"object":{"inner":"b"}}`:                                    `"flag" is of another type`,
+		`{"text":"a","number":1,"flag":true,"object":["inner"]}`:                                        `"object" is of another type`,
+		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"Extra":"c"}`:                        `"Extra", which is written "extra"`,
+		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"never":"c"}`:                        `"never" is not allowed`,
+		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"NEVER":null}`:                       `"NEVER" is not allowed`,
+		"{\"text\":\"a\",\"number\":1,\"flag\":true,\"object\":{\"inner\":\"b\"},\"\u212a\":1,\"k\":2}": "twice", // the Kelvin sign
+		`{"text":"a","number":1,"flag":true,"object":{"inner":"b"},"object":{"inner":"c"}}`:             `"object" twice`,
 	} {
 		var text, extra, inner string
 		var number int64

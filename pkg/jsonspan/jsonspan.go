@@ -3,7 +3,7 @@
 // Package jsonspan finds values in a JSON text and their positions. It is for callers that
 // change a few places of a text and keep every other byte, and for callers that must reject
 // ambiguous texts: encoding/json uses the last of several members with the same name, and
-// ignores the case of names.
+// ignores the case of names. [ReadObject] reads an object of which nothing may be ambiguous.
 //
 // [Parse] accepts the texts that [encoding/json.Valid] accepts (RFC 8259). After it no method fails
 // because of syntax. The content is untrusted.

@@ -106,4 +106,4 @@ func Parse(raw []byte) ([]*x509.Certificate, error) {
 }
 
 // Encode returns certificates in PEM.
-var Encode = pointer.Encode
+func Encode(all ...*x509.Certificate) []byte { return pointer.Encode(all...) }

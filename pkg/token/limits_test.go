@@ -45,6 +45,18 @@ func TestVerify_SizeOfAToken(t *testing.T) {
 	}
 }
 
+// Anyone can send a token with any name, which an error must not repeat.
+func TestVerify_ErrorIsShort(t *testing.T) {
+	s, key := goldenKeys(t)
+	for _, name := range []string{strings.Repeat("a", 2900), strings.Repeat("\U000E0001", 700)} {
+		_, err := s.Verify(noon, es256(t, key, `{"`+name+`":1}`, "{}"))
+		want(t, err, reason.TokenInvalid)
+		if len(err.Error()) > 500 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
+	}
+}
+
 // Rotation produces fewer than 16 keys.
 func TestParseKeySet_SixteenKeys(t *testing.T) {
 	var s token.KeySet

@@ -199,7 +199,7 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 func decodeStrict(raw []byte, into any) error {
 	faults, err := strictjson.UnmarshalStrict(raw, into)
 	if len(faults) > 0 {
-		return fmt.Errorf("member: %w", faults[0])
+		return fmt.Errorf("member: %.80s", faults[0].Error())
 	}
 	return err
 }

@@ -106,11 +106,7 @@ func decodeGuestinfo(text, encoding string) ([]byte, error) {
 		raw = decoded
 	}
 	if packed {
-		unpacked, err := bounded.Gunzip(raw, pointer.MaxSize)
-		if err != nil {
-			return nil, fmt.Errorf("unpacking it: %w", err)
-		}
-		raw = unpacked
+		return bounded.Gunzip(raw, pointer.MaxSize)
 	}
 	return raw, nil
 }

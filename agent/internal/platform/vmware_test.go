@@ -81,7 +81,7 @@ func TestVMware(t *testing.T) {
 		{"data that is not base64", vars{data: "{}", encoding: "base64"}, outcome{text: "not base64"}},
 		{"data that is not gzip", vars{data: "{}", encoding: "gzip"}, outcome{text: "not gzip"}},
 		{"truncated gzip", vars{data: gz("some longer text, some longer text")[:20], encoding: "gzip"},
-			outcome{text: "unpacking"}},
+			outcome{text: "unpacked content"}},
 		{"gzip of too much", vars{data: gz(strings.Repeat("\x00", pointer.MaxSize+1)), encoding: "gzip"},
 			outcome{text: "more than 16777216 bytes"}},
 		{"a variable that is too large", vars{data: strings.Repeat("x", 2*pointer.MaxSize)}, outcome{text: "the limit is"}},

@@ -92,7 +92,7 @@ func parseSet(raw []byte) ([]entry, error) {
 	if len(raw) > MaxKeySet {
 		return nil, fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
 	}
-	// This decoder accepts one spelling of a name and rejects duplicates. The object has the positions.
+	// This decoder accepts one spelling of a name and rejects duplicates. Package jsonspan has the positions.
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
 		return nil, err
@@ -101,7 +101,10 @@ func parseSet(raw []byte) ([]entry, error) {
 		return nil, errors.New(`no member "keys"`)
 	}
 	set, _ := jsonspan.Parse(raw)
-	keys, _ := set.Get("keys") // none if the name is ambiguous
+	keys, err := set.Get("keys") // an error if a name differs only in case
+	if err != nil {
+		return nil, err
+	}
 	if !keys.Is('[') {
 		return nil, errors.New(`"keys" is not an array`)
 	}

@@ -131,8 +131,7 @@ func readUTF8(s *cryptobyte.String, out *string) bool {
 	return ok
 }
 
-// plain reports whether s consists of lower-case letters, digits and others, begins with a letter
-// or a digit, and is not too long for a name at Google.
+// The forms of names at Google, which have at most 100 characters.
 var (
 	gceName    = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,99}$`)
 	gceProject = regexp.MustCompile(`^[a-z0-9][a-z0-9.:-]{0,99}$`)

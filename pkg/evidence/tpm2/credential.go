@@ -25,7 +25,7 @@ import (
 // TPM2_ActivateCredential. The secret is at most as long as the digest of the EK's name algorithm.
 //
 // rand provides the seed and the ephemeral key; nil means the system's generator. Go's cryptography
-// may use the system's generator even if rand is set.
+// may use the system's generator even if rand is set. A read must not be short.
 func MakeCredential(rand io.Reader, ek *EK, akName, secret []byte) (credentialBlob, encryptedSecret []byte, err error) {
 	hash, err := hashByAlg(ek.nameAlg)
 	if err != nil {
@@ -44,6 +44,8 @@ func MakeCredential(rand io.Reader, ek *EK, akName, secret []byte) (credentialBl
 	}
 	// The TPM's storage encryption is CFB with a zero IV and a key that is used once. An HMAC
 	// provides integrity. NIST SP 800-38A approves CFB, but Go's cryptographic module does not have it.
+	// go-tpm has one function for all steps, so none of them is enforced. The others are those above,
+	// which the module has.
 	fips140.WithoutEnforcement(func() {
 		credentialBlob, encryptedSecret, err = gotpm.CreateCredential(rand, key, akName, secret)
 	})

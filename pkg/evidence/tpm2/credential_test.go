@@ -48,47 +48,6 @@ func TestCredentialsAreReleasedByTheTPM(t *testing.T) {
 	}
 }
 
-// The same command opens go-tpm's credentials and those of this package.
-func TestCredentialsOfGoTPMAndOursAreInterchangeable(t *testing.T) {
-	for kind, template := range ekTemplates {
-		t.Run(kind, func(t *testing.T) {
-			d := simulate(t)
-			ek, ak := d.primary(tpm.TPMRHEndorsement, template), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
-			public, err := tpm.Unmarshal[tpm.TPMTPublic](ek.public)
-			if err != nil {
-				t.Fatal(err)
-			}
-			key, err := tpm.ImportEncapsulationKey(public)
-			if err != nil {
-				t.Fatal(err)
-			}
-			k := []byte("0123456789abcdef0123456789abcdef")
-			blob, encrypted, err := tpm.CreateCredential(rand.Reader, key, ak.name.Buffer, k)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ourBlob, ourEncrypted, err := tpm2.MakeCredential(nil, mustEK(t, ek.public), ak.name.Buffer, k)
-			if err != nil {
-				t.Fatal(err)
-			}
-			theirs := [2][]byte{tpm.Marshal(tpm.TPM2BIDObject{Buffer: blob}),
-				tpm.Marshal(tpm.TPM2BEncryptedSecret{Buffer: encrypted})}
-			if len(theirs[0]) != len(ourBlob) || len(theirs[1]) != len(ourEncrypted) {
-				t.Errorf("sizes %d and %d, go-tpm's are %d and %d", len(ourBlob), len(ourEncrypted), len(theirs[0]), len(theirs[1]))
-			}
-			for name, c := range map[string][2][]byte{"go-tpm's": theirs, "ours": {ourBlob, ourEncrypted}} {
-				got, err := d.activate(ek, ak, c[0], c[1])
-				if err != nil {
-					t.Fatalf("%s: %v", name, err)
-				}
-				if !bytes.Equal(got, k) {
-					t.Errorf("%s: released %x", name, got)
-				}
-			}
-		})
-	}
-}
-
 func TestCredentialsNeverRepeat(t *testing.T) {
 	for _, file := range []string{"ek-rsa2048.pub", "ek-p256.pub", "ek-p384.pub"} {
 		ek := mustEK(t, capture(t, file))

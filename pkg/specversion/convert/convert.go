@@ -70,8 +70,8 @@ func valid[C any](raw []byte, parse func([]byte) (C, report.Report, error), to s
 var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Parse), version(v3_3.Parse),
 	version(v3_4.Parse)}
 
-// From35 converts a config of spec 3.5 to version to, as JSON: 2.2, or 3.0 to 3.5. The error
-// of a config that cannot be converted is a [RefusedError].
+// From35 converts a config of spec 3.5 to version to, as JSON: 2.2, or 3.0 to 3.5. The error of a
+// config that cannot be converted names the field, and contains no contents.
 func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	config.Ignition.Version = types.MaxVersion.String()
 	raw, err := json.Marshal(config)

@@ -35,13 +35,26 @@ type TPM struct {
 // "sha256,sha384" and so on.
 func Start(t testing.TB, banks string) *TPM {
 	t.Helper()
+	dir, keep := authority(t)
+	return start(t, banks, dir, keep)
+}
+
+// StartOfAnotherMaker is like [Start], with a CA of its own.
+func StartOfAnotherMaker(t testing.TB, banks string) *TPM {
+	t.Helper()
+	dir := t.TempDir()
+	return start(t, banks, dir, func() string { return dir })
+}
+
+// start creates a TPM. Its CA is in the directory ca, and after it certified the TPM in the one that keep returns.
+func start(t testing.TB, banks, ca string, keep func() string) *TPM {
+	t.Helper()
 	// The path of a socket has a limit of about 107 bytes, which t.TempDir may exceed.
 	state, err := os.MkdirTemp("", "swtpm-")
 	fatal(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(state) })
 	localca, err := exec.LookPath("swtpm_localca")
 	fatal(t, err)
-	ca, keep := authority(t)
 	for name, content := range map[string]string{
 		"setup.conf": fmt.Sprintf("create_certs_tool = %s\ncreate_certs_tool_config = %s/localca.conf\n"+
 			"create_certs_tool_options = %s/localca.options\nactive_pcr_banks = %s\n", localca, state, state, banks),
@@ -68,7 +81,9 @@ func Start(t testing.TB, banks string) *TPM {
 func authority(t testing.TB) (dir string, keep func() string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
-	fatal(t, err)
+	if err != nil { // there is no home directory
+		cache = t.TempDir()
+	}
 	cache = filepath.Join(cache, "mcs-attest")
 	fatal(t, os.MkdirAll(cache, 0o755))
 	kept := filepath.Join(cache, "swtpm-ca")

@@ -27,17 +27,14 @@ var (
 // hosts returns the names and addresses that the serving certificate must have. If the configuration lists them, it
 // is those. Otherwise it is the hosts of origins, and those by which the cluster's machines reach the Machine Config
 // Server: the internal name of the API, its virtual addresses (bare metal, vSphere, OpenStack, Nutanix, oVirt), and in
-// Azure Red Hat OpenShift the address of the internal load balancer. If the account may not read an object of the
-// cluster, or it is not certain that the cluster has no such object, hosts also returns the other names with the error.
+// Azure Red Hat OpenShift the address of the internal load balancer. The other names come with an error if the account
+// may not read an object of the cluster, or with [errAbsent].
 func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 	hosts := append([]string(nil), r.o.Hostnames...)
 	if r.listed {
 		return hosts, nil
 	}
-	infrastructure, forbidden := r.singleton(ctx, infrastructures)
-	if forbidden != nil && !incomplete(forbidden) {
-		return nil, forbidden
-	}
+	infrastructure, err := r.singleton(ctx, infrastructures)
 	internal, _, _ := unstructured.NestedString(infrastructure, "status", "apiServerInternalURI")
 	if u, err := url.Parse(internal); err == nil && u.Hostname() != "" {
 		hosts = append(hosts, u.Hostname())
@@ -50,60 +47,61 @@ func (r *Reconciler) hosts(ctx context.Context) ([]string, error) {
 			addresses = append(addresses, virtual...)
 		}
 	}
-	aro, err := r.singleton(ctx, aroClusters)
-	if err != nil && !incomplete(err) {
-		return nil, err
+	if platforms["type"] == "Azure" {
+		var aro map[string]any
+		aro, err = r.singleton(ctx, aroClusters)
+		balancer, _, _ := unstructured.NestedString(aro, "spec", "apiIntIP")
+		addresses = append(addresses, balancer)
 	}
-	balancer, _, _ := unstructured.NestedString(aro, "spec", "apiIntIP")
-	for _, address := range append(addresses, balancer) {
+	for _, address := range addresses {
 		if _, err := netip.ParseAddr(address); err == nil {
 			hosts = append(hosts, address)
 		}
 	}
-	return hosts, errors.Join(forbidden, err)
+	return hosts, err
 }
 
-// errAbsent reports that it is not certain that the cluster does not have an object.
-var errAbsent = errors.New("the object does not exist; the API server may be starting")
+// errAbsent reports that it is not certain that the cluster does not have an object. One such answer may come from an
+// API server that is starting.
+var errAbsent = errors.New("the API server does not have it; it may be starting")
 
-// incomplete reports whether the names of the cluster are not all known.
-func incomplete(err error) bool { return apierrors.IsForbidden(err) || errors.Is(err, errAbsent) }
-
-// knownHosts replaces names that are not known by those of the current serving certificate, and stores the error of a
-// missing permission. Otherwise that would end in an expired certificate. The certificate counts only if a CA of the
-// bundle issued it, so that no writer of the Secret chooses names.
+// knownHosts handles names of the cluster that are not known. If the account may not read them, it replaces them by
+// those of the current serving certificate, and stores the error. Otherwise a missing permission would end in an
+// expired certificate. The certificate counts only if a CA of the bundle issued it, so that no writer of the Secret
+// chooses names.
 func (o *objects) knownHosts(hosts []string, err error) ([]string, error) {
-	if !incomplete(err) {
-		return hosts, err
+	if o.unsure = errors.Is(err, errAbsent); o.unsure {
+		return hosts, nil
 	}
-	if apierrors.IsForbidden(err) {
-		o.forbidden = err
+	if !apierrors.IsForbidden(err) {
+		return hosts, err
 	}
 	var s mcscert.Status
 	if invalid := o.describe(&s); invalid != nil || s.Leaf == nil || mcscert.IssuerOf(s.Leaf, s.Bundle) == nil {
-		return hosts, o.forbidden
+		return nil, err
 	}
+	o.forbidden = err
 	return append(hosts, mcscert.Hosts(s.Leaf)...), nil
 }
 
-// singleton returns the object "cluster" of a kind, or nil if the cluster does not have it.
+// singleton returns the object "cluster" of a kind, or nil if it is certain that the cluster does not have it: the API
+// server has answered so for [pointerConfigs.certain].
 func (r *Reconciler) singleton(ctx context.Context, kind schema.GroupVersionKind) (map[string]any, error) {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(kind)
 	err := r.o.Client.Get(ctx, client.ObjectKey{Name: "cluster"}, o)
-	if err == nil {
-		delete(r.absent, kind)
-	}
-	switch {
-	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
+	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
 		now := r.o.Now()
 		if _, ok := r.absent[kind]; !ok {
 			r.absent[kind] = now
 		}
 		if now.Sub(r.absent[kind]) < r.pointerConfigs.certain {
-			return nil, errAbsent
+			return nil, fmt.Errorf("read %s cluster: %w", kind.Kind, errAbsent)
 		}
 		return nil, nil
+	}
+	delete(r.absent, kind)
+	switch {
 	case apierrors.IsForbidden(err):
 		return nil, fmt.Errorf("read %s cluster: %w; apply the component certificates of this version, "+
 			"or list the names in certificates.hostnames", kind.Kind, err)

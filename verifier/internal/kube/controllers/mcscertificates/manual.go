@@ -84,13 +84,15 @@ func (r *Reconciler) Rotate(ctx context.Context, force mcscert.Force) (mcscert.S
 	return step, s, err
 }
 
-// settle asks the API server for the kinds that it does not have, until it is certain that they have no objects.
+// settle asks the API server for the kinds and objects that it does not have, until it is certain that they do not
+// exist.
 func (r *Reconciler) settle(ctx context.Context) error {
 	p := &r.pointerConfigs
 	p.certain = commandCertain
 	return wait.PollUntilContextCancel(ctx, commandCertain/5, true, func(ctx context.Context) (bool, error) {
 		_, err := p.machineSets(ctx, p.namespaces)
-		return err != nil || len(p.unsure) == 0, nil // the pass reports the error
+		_, unknown := r.hosts(ctx)
+		return err != nil || len(p.unsure) == 0 && !errors.Is(unknown, errAbsent), nil // the pass reports the error
 	})
 }
 

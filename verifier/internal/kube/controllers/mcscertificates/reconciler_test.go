@@ -573,8 +573,8 @@ func singleton(apiVersion, kind string, object map[string]any) *unstructured.Uns
 func infrastructure(internal, platform string, addresses ...any) *unstructured.Unstructured {
 	return singleton("config.openshift.io/v1", "Infrastructure", map[string]any{"status": map[string]any{
 		"apiServerInternalURI": internal,
-		"platformStatus": map[string]any{"type": "Any",
-			platform: map[string]any{"apiServerInternalIPs": addresses, "ingressIPs": []any{"192.0.2.99"}}},
+		"platformStatus": map[string]any{"type": platform,
+			strings.ToLower(platform): map[string]any{"apiServerInternalIPs": addresses, "ingressIPs": []any{"192.0.2.99"}}},
 	}})
 }
 
@@ -590,20 +590,20 @@ func TestHostNamesOfTheCluster(t *testing.T) {
 		want    []string
 	}{
 		"not OpenShift": {nil, nil, []string{"192.0.2.1", "mcs.example.com"}},
-		"a cloud": {[]client.Object{infrastructure("https://api-int.c.example.com:6443", "aws")}, nil,
+		"a cloud": {[]client.Object{infrastructure("https://api-int.c.example.com:6443", "AWS")}, nil,
 			[]string{"192.0.2.1", "api-int.c.example.com", "mcs.example.com"}},
 		"virtual addresses of both families": {
 			[]client.Object{
-				infrastructure("https://api-int.c.example.com:6443", "baremetal", "192.0.2.5", "2001:db8:0::5"),
+				infrastructure("https://api-int.c.example.com:6443", "BareMetal", "192.0.2.5", "2001:db8:0::5"),
 			}, nil,
 			[]string{"192.0.2.1", "192.0.2.5", "2001:db8::5", "api-int.c.example.com", "mcs.example.com"}},
 		"Azure Red Hat OpenShift": {
-			[]client.Object{infrastructure("https://api-int.c.example.com:6443", "azure"), aro("192.0.2.6")}, nil,
+			[]client.Object{infrastructure("https://api-int.c.example.com:6443", "Azure"), aro("192.0.2.6")}, nil,
 			[]string{"192.0.2.1", "192.0.2.6", "api-int.c.example.com", "mcs.example.com"}},
-		"not filled in": {[]client.Object{infrastructure("", "vsphere", "", "no address"), aro("")}, nil,
+		"not filled in": {[]client.Object{infrastructure("", "VSphere", "", "no address"), aro("")}, nil,
 			[]string{"192.0.2.1", "mcs.example.com"}},
 		"listed in the configuration": {
-			[]client.Object{infrastructure("https://api-int.c.example.com:6443", "baremetal", "192.0.2.5")},
+			[]client.Object{infrastructure("https://api-int.c.example.com:6443", "BareMetal", "192.0.2.5")},
 			[]string{host}, []string{host}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -623,7 +623,7 @@ func TestHostNamesOfTheCluster(t *testing.T) {
 	}
 
 	synctest.Test(t, func(t *testing.T) {
-		o := infrastructure("https://api-int.c.example.com:6443", "openstack", "192.0.2.5")
+		o := infrastructure("https://api-int.c.example.com:6443", "OpenStack", "192.0.2.5")
 		r := newRig(t, o, userData(t, "worker-user-data", []byte(installed())))
 		r.o.Hostnames, r.o.Config.Origins = nil, []string{"https://mcs.example.com:22623"}
 		r.start()
@@ -683,32 +683,83 @@ func TestHostNamesOfTheCluster(t *testing.T) {
 
 // One answer that the kind Infrastructure does not exist would renew the certificate without the name by which all
 // machines reach the Machine Config Server. A minute of such answers shows that the cluster does not have it.
-func TestHostNames_StayWhileAnAbsentKindIsNotCertain(t *testing.T) {
+func TestAbsentKind_DelaysTheServingCertificateForAMinute(t *testing.T) {
+	const internal = "api-int.c.example.com"
+	absent := notServed("config.openshift.io")
+	down := func(_ string, o runtime.Object, _ client.ObjectKey) error {
+		if o.GetObjectKind().GroupVersionKind().Group == "config.openshift.io" {
+			return errors.New("the server is currently unable to handle the request")
+		}
+		return nil
+	}
 	synctest.Test(t, func(t *testing.T) {
-		const internal = "api-int.c.example.com"
-		r := newRig(t, infrastructure("https://"+internal+":6443", "aws"),
+		r := newRig(t, infrastructure("https://"+internal+":6443", "AWS"),
 			userData(t, "worker-user-data", []byte(installed())))
 		r.o.Hostnames, r.o.Config.Origins = nil, []string{"https://mcs.example.com:22623"}
 		r.start()
 		first := r.sync()
 		time.Sleep(time.Until(mcscert.Renewal(first.Leaf)) + time.Hour)
-		r.refuse = notServed("config.openshift.io")
-		renewed := r.sync()
-		if renewed.Leaf.Equal(first.Leaf) || !slices.Equal(mcscert.Hosts(renewed.Leaf), mcscert.Hosts(first.Leaf)) {
-			t.Errorf("it was renewed for %v", mcscert.Hosts(renewed.Leaf))
+		for i, pass := range []struct {
+			after   time.Duration
+			refuse  func(string, runtime.Object, client.ObjectKey) error
+			renewed bool
+		}{
+			{refuse: absent},
+			{after: 40 * time.Second, refuse: down}, // so the next answer is the first one again
+			{after: 40 * time.Second, refuse: absent},
+			{after: 40 * time.Second, refuse: absent},
+			{after: 20 * time.Second, refuse: absent, renewed: true},
+		} {
+			time.Sleep(pass.after)
+			r.refuse = pass.refuse
+			_ = r.reconcile() // the answer "unavailable" is an error
+			leaf := r.c.Status().Leaf
+			if leaf.Equal(first.Leaf) == pass.renewed {
+				t.Errorf("pass %d: it is for %v", i, mcscert.Hosts(leaf))
+			}
 		}
-		time.Sleep(30 * time.Second)
-		r.refuse = nil
-		r.sync()
-		time.Sleep(time.Minute)
-		r.refuse = notServed("config.openshift.io")
-		if s := r.sync(); !slices.Contains(s.Hosts, internal) {
-			t.Errorf("at first it should be for %v", s.Hosts)
+		if hosts := mcscert.Hosts(r.c.Status().Leaf); slices.Contains(hosts, internal) {
+			t.Errorf("of a cluster without the kind it is for %v", hosts)
 		}
-		time.Sleep(time.Minute)
-		if s := r.sync(); slices.Contains(s.Hosts, internal) {
-			t.Errorf("after a minute it should be for %v", s.Hosts)
-		}
+	})
+}
+
+// An absent kind delays a changed name, but leaves no earlier name in the certificate.
+func TestAbsentKind_LeavesNoEarlierName(t *testing.T) {
+	want := []string{"api-int.c.example.com", "new.example.com"}
+	changed := func(t *testing.T) (*rig, mcscert.Status) {
+		r := newRig(t, infrastructure("https://api-int.c.example.com:6443", "Azure"), // and not Azure Red Hat OpenShift
+			userData(t, "worker-user-data", []byte(installed())))
+		r.o.Hostnames, r.o.Config.Origins = nil, []string{"https://old.example.com:22623"}
+		r.start()
+		before := r.sync()
+		r.o.Config.Origins = []string{"https://new.example.com:22623"}
+		r.start()
+		r.refuse = notServed("aro.openshift.io")
+		return r, before
+	}
+	t.Run("controller", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r, before := changed(t)
+			if s := r.sync(); !s.Leaf.Equal(before.Leaf) {
+				t.Errorf("at first it is for %v", mcscert.Hosts(s.Leaf))
+			}
+			time.Sleep(certain)
+			if s := r.sync(); !slices.Equal(mcscert.Hosts(s.Leaf), want) {
+				t.Errorf("after a minute it is for %v, want %v", mcscert.Hosts(s.Leaf), want)
+			}
+		})
+	})
+	t.Run("command", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r, _ := changed(t)
+			began := time.Now()
+			_, s, err := r.c.Rotate(t.Context(), mcscert.Force{})
+			if took := time.Since(began); s.Leaf == nil || !slices.Equal(mcscert.Hosts(s.Leaf), want) ||
+				took < commandCertain || took > 2*commandCertain {
+				t.Errorf("after %v: %v, want %v, %v", took, s.Hosts, want, err)
+			}
+		})
 	})
 }
 

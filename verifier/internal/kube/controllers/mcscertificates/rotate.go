@@ -22,11 +22,13 @@ import (
 const legacyKey = "ca.crt"
 
 // objects are the objects that a pass read; a field is nil if the object does not exist. legacy is read
-// only if the verifier renews the certificates. forbidden is why names of the cluster are unknown.
+// only if the verifier renews the certificates. forbidden is why names of the cluster are unknown. If unsure is true,
+// the cluster may have names that the API server did not return.
 type objects struct {
 	ca, serving    *corev1.Secret
 	bundle, legacy *corev1.ConfigMap
 	forbidden      error
+	unsure         bool
 }
 
 func (r *Reconciler) read(ctx context.Context) (o objects, err error) {
@@ -101,6 +103,12 @@ func (r *Reconciler) rotate(
 		r.former = nil
 	case o.bundle != nil && !strings.Contains(string(r.former), o.bundle.Data[certrotation.BundleKey]):
 		r.former = append(r.former, o.bundle.Data[certrotation.BundleKey]+"\n"...)
+	}
+	if o.unsure && len(o.issuer(r.o.Now())) > 0 { // the current certificate is valid, and a later pass knows the names
+		if force {
+			err = fmt.Errorf("read the names of the cluster: %w", errAbsent)
+		}
+		return found, errors.Join(err, incomplete)
 	}
 	why, err = r.certs.Serving(ctx, r.serving, o.serving, ca, mcscert.Serving{
 		Hosts: hosts, Bundle: bundle, PointerConfigs: found, Incomplete: !known, Force: force,
