@@ -235,6 +235,7 @@ func TestParseKeySet_Limits(t *testing.T) {
 		}
 	}
 	for raw, want := range map[string]string{`{"keys":1}`: "not an array", `{"keys":{}}`: "not an array",
+		`{"keys":[],"Keys":1}`:     "twice",
 		strings.Repeat(" ", 65537): "65537 bytes, want at most 65536"} {
 		if _, err := gcpidentity.ParseKeySet([]byte(raw)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
