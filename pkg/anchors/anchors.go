@@ -24,8 +24,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
 // Limits of one bundle.
@@ -73,8 +71,22 @@ func Embedded(files fs.FS, pattern string) []Anchor {
 	return all
 }
 
-// Error is why a bundle is rejected as a whole.
-type Error = manifest.Problem
+// Error is a fault in a bundle, for the author of the bundle.
+type Error struct {
+	File string
+	Line int    // 0 means the whole file
+	What string // the problem
+	Want string // the expected content
+}
+
+// Error returns "file:line: the problem; the expected content".
+func (e *Error) Error() string {
+	at := e.File
+	if e.Line > 0 {
+		at = fmt.Sprintf("%s:%d", e.File, e.Line)
+	}
+	return at + ": " + e.What + "; " + e.Want
+}
 
 // Parse reads one bundle.
 func Parse(file string, raw []byte) ([]Anchor, error) {

@@ -70,6 +70,11 @@ type wire struct {
 	MachineUID string               `json:"machine_uid"`
 }
 
+var wireNames = []string{
+	"iss", "aud", "sub", "iat", "nbf", "exp", "jti", "eat_profile", "eat_nonce",
+	"ear_verifier_id", "ear_status", "submods", "pool", "machine_uid",
+}
+
 // MarshalJSON returns the signed form of the claims.
 func (c Claims) MarshalJSON() ([]byte, error) { return json.Marshal(c.wire()) }
 
@@ -83,7 +88,7 @@ func (c Claims) wire() wire {
 // decode strictly parses a claims set.
 func decode(payload []byte) (Claims, error) {
 	var w wire
-	if err := decodeStrict(payload, &w); err != nil {
+	if err := decodeStrict(payload, &w, wireNames...); err != nil {
 		return Claims{}, err
 	}
 	if w.Profile != Profile {

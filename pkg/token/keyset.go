@@ -186,7 +186,7 @@ const maxKeys = 16
 // its thumbprint.
 func ParseKeySet(raw []byte) (KeySet, error) {
 	var d document
-	if err := decodeStrict(raw, &d); err != nil {
+	if err := decodeStrict(raw, &d, "keys"); err != nil {
 		return KeySet{}, fmt.Errorf("token keys: %w", err)
 	}
 	if len(d.Keys) == 0 {

@@ -32,11 +32,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
-	strictjson "sigs.k8s.io/json"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -180,7 +180,7 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 		}
 	}
 	var head header
-	if err := decodeStrict(decoded[0], &head); err != nil {
+	if err := decodeStrict(decoded[0], &head, "alg", "kid", "typ"); err != nil {
 		return "", nil, fmt.Errorf("header: %w", err)
 	}
 	switch {
@@ -194,12 +194,45 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 	return head.KeyID, decoded[1], nil
 }
 
-// decodeStrict decodes an object with only the fields of into, in that spelling and each at most once.
+// decodeStrict decodes an object with only the given names, in that spelling and each at most once.
 // By itself, encoding/json accepts "ALG" for "alg", and the last of two members.
-func decodeStrict(raw []byte, into any) error {
-	faults, err := strictjson.UnmarshalStrict(raw, into)
-	if len(faults) > 0 {
-		return fmt.Errorf("member: %.80s", faults[0].Error())
+func decodeStrict(raw []byte, into any, names ...string) error {
+	seen, err := keys(raw)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, k := range seen {
+		if !slices.Contains(names, k) {
+			return fmt.Errorf("member %.40q", k)
+		}
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// keys returns the member names of a JSON object. It rejects duplicates and trailing bytes.
+func keys(raw []byte) ([]string, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(strings.NewReader(string(raw)))
+	if _, err := d.Token(); err != nil { // {
+		return nil, err
+	}
+	var names []string
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, err
+		}
+		names = append(names, name.(string))
+	}
+	if len(names) != len(object) {
+		return nil, errors.New("a member occurs twice")
+	}
+	return names, nil
 }
