@@ -143,10 +143,12 @@ func (c *Cluster) KubectlApply(t TB, manifests string) string {
 
 // KubectlAs runs kubectl as a user of [Cluster.Kubeconfig]; stdin may be empty. The error contains
 // its standard error. A change of a CRD closes the API server's connection to the old storage. A request that
-// uses it at this moment ends with a timeout, so an apply is then repeated once.
+// uses it at this moment ends after a minute, with a status or with a reset stream, so an apply is then repeated
+// once.
 func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) {
 	out, err := c.kubectl(user, stdin, args...)
-	if err != nil && args[0] == "apply" && strings.Contains(err.Error(), "Error from server (Timeout)") {
+	if err != nil && args[0] == "apply" && (strings.Contains(err.Error(), "Error from server (Timeout)") ||
+		strings.Contains(err.Error(), "INTERNAL_ERROR; received from peer")) {
 		return c.kubectl(user, stdin, args...)
 	}
 	return out, err
