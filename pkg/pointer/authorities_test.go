@@ -151,15 +151,17 @@ func TestSetAuthorities_Unchanged(t *testing.T) {
 func TestSetAuthorities_AcceptsOnlyCertificates(t *testing.T) {
 	one := ca(t, "one")
 	raw := []byte(`{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + entry(one) + `]}}}}`)
-	for name, bundle := range map[string]string{
-		"nothing":           "",
-		"text":              "hello",
-		"a key":             one + "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n",
-		"a broken one":      "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-		"a broken one last": one + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+	const broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+	for name, c := range map[string]struct{ bundle, want string }{
+		"nothing":           {"", "no certificate"},
+		"text":              {"hello", "no certificate"},
+		"a key":             {one + "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n", "EC PRIVATE KEY"},
+		"a broken one":      {broken, "malformed"},
+		"a broken one last": {one + broken, "malformed"},
 	} {
 		var left *pointer.Unchanged
-		if out, err := pointer.SetAuthorities(raw, []byte(bundle)); err == nil || errors.As(err, &left) || out != nil {
+		out, err := pointer.SetAuthorities(raw, []byte(c.bundle))
+		if err == nil || errors.As(err, &left) || out != nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

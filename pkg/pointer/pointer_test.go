@@ -336,6 +336,43 @@ func TestScrub(t *testing.T) {
 	}
 }
 
+// A token that Scrub removes from an entry of a server must not remain in another place of the config, in
+// whatever form.
+func TestScrub_FindsARemovedTokenInAnotherPlace(t *testing.T) {
+	const token = token + ".0123456789" // long enough not to occur by chance
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write([]byte("Bearer " + token)); err != nil || z.Close() != nil {
+		t.Fatal(err)
+	}
+	const bearer = `{"name":"Authorization","value":"Bearer ` + token + `"}`
+	gzipped := "data:;base64," + base64.StdEncoding.EncodeToString(packed.Bytes())
+	percent := fmt.Sprintf("%%%02X", token[0]) + token[1:]
+	for name, c := range map[string]struct {
+		source, header string // the entry's
+		other          string // the string that is elsewhere
+		left           bool
+	}{
+		"as it is":                       {mcs, bearer, token, true},
+		"percent-encoded":                {mcs, bearer, percent, true},
+		"in gzip":                        {mcs, bearer, gzipped, true},
+		"a member named Value":           {mcs, `{"name":"Authorization","VALUE":"Bearer ` + token + `"}`, token, true},
+		"nowhere":                        {mcs, bearer, "", false},
+		"another member of the header":   {mcs, `{"name":"Authorization","note":"Bearer ` + token + `"}`, token, false},
+		"another scheme than Bearer":     {mcs, `{"name":"Authorization","value":"Basic ` + token + `"}`, token, false},
+		"not of a Machine Config Server": {"https://x", bearer, token, false},
+		"shorter than a token":           {mcs, `{"name":"Authorization","value":"Bearer abc"}`, "abc", false},
+	} {
+		raw := config("3.4.0", `"merge":[{"source":"`+c.source+`","httpHeaders":[`+c.header+`]}]`)
+		raw = strings.TrimSuffix(raw, "}") + `,"storage":{"files":[{"path":"/a","contents":{"source":"` + c.other + `"}}]}}`
+		out, n, err := pointer.Scrub([]byte(raw))
+		if n != 1 || errors.Is(err, pointer.ErrTokenLeft) != c.left || (err == nil) == c.left ||
+			bytes.Contains(out, []byte("httpHeaders\":[{")) {
+			t.Errorf("%s: %d removed, error %v\n%s", name, n, err, out)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, raw := range []string{
 		"", "{}", config("3.0.0", merge(mcs)), config("3.6.0", `"replace":{"source":"`+mcs+`"}`),

@@ -258,6 +258,17 @@ func TestOtherVersionsAreRefused(t *testing.T) {
 	}
 }
 
+// From35 does not assume that its input is valid.
+func TestFrom35_ResultIsValidInItsVersion(t *testing.T) {
+	config := parse(t, node)
+	config.Storage.Files = append(config.Storage.Files, types.File{Node: types.Node{Path: "relative"}})
+	for _, v := range all {
+		if out, err := convert.From35(config, v); err == nil || !strings.Contains(err.Error(), "it is not valid in spec") {
+			t.Errorf("%s: %v\n%.60s", v, err, out)
+		}
+	}
+}
+
 // Errors go to logs, so they must not contain the contents of files.
 func TestFrom35_ErrorHasNoContents(t *testing.T) {
 	config := edited(t, `"storage":{"files":[{"path":"/etc/x","append":[{"source":"https://hunter2@x.example","httpHeaders":[{"name":"A","value":"hunter2"}]}],"contents":{"source":"data:,hunter2","compression":"gzip"}}],"luks":[{"name":"d","device":"/dev/x","keyFile":{"source":"data:,hunter2"}}]}`)
