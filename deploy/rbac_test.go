@@ -236,16 +236,17 @@ func (w *caller) may(verb, group, resource, sub, namespace, name string) bool {
 	return review.Status.Allowed
 }
 
-// until repeats a check that the API server's caches may delay.
+// until repeats a check that the API server's caches, or a controller, may delay: less and less often, because some
+// checks run kubectl.
 func until(f func() bool) bool {
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if f() {
-			return true
-		}
+	end, wait := time.Now().Add(2*time.Minute), 10*time.Millisecond
+	for ; !f(); wait = min(2*wait, 500*time.Millisecond) {
 		if time.Now().After(end) {
 			return false
 		}
+		time.Sleep(wait)
 	}
+	return true
 }
 
 // Each verb of each rule is necessary: with the roles as they are, the call succeeds, and
