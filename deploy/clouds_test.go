@@ -301,7 +301,7 @@ func TestDefaultPoliciesAndComponentsAreAcceptedByARealAPIServer(t *testing.T) {
 	c.InstallOpenShift(t)
 	c.InstallOwn(t)
 	c.KubectlApply(t, credentialsRequests)
-	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=2m",
+	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=10m",
 		"crd/credentialsrequests.cloudcredential.openshift.io")
 	c.KubectlApply(t, Prerequisites(Objects(t, "openshift")))
 	for platform := range defaults {

@@ -137,8 +137,7 @@ func TestAttack_T66_ANodeDoesNotGiveItselfAControlPlaneRole(t *testing.T) {
 	c := cluster.Start(t)
 	c.InstallOpenShift(t)
 	Apply(t, c, "openshift")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
+	ctx := t.Context()
 	admin, err := kubernetes.NewForConfig(c.Admin())
 	if err != nil {
 		t.Fatal(err)

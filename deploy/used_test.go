@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pki"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 // byAttestation are grants that are used only when a machine attests, or only in unusual
@@ -273,12 +273,11 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 
 func free(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Pick()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
 // machineConfigServer answers every request with 200, like /healthz.

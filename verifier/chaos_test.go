@@ -71,7 +71,7 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 	quarantined, others := machines[0], machines[1:]
 
 	run := &chaos{rs: rs}
-	ctx, stop := context.WithTimeout(t.Context(), 12*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 40*time.Minute)
 	defer stop()
 	killer, stopKiller := context.WithCancel(ctx)
 	var kills sync.WaitGroup

@@ -174,13 +174,9 @@ func (j *joining) attestedAndFetched(t *testing.T, p *inProcess, name string) (u
 
 // config is what the gate serves for a token. As Ignition does, it asks again while the answer is 503:
 // for example while no controller leads, or the controller has not published the credential.
-func (p *inProcess) config(token string) (body string) {
+func (p *inProcess) config(token string) string {
 	p.rs.t.Helper()
-	var status int
-	eventually(p.rs.t, func() bool {
-		status, body = p.fetch(token)
-		return status != http.StatusServiceUnavailable
-	}, func() string { return "503: " + body })
+	status, body := p.fetch(token)
 	if status != http.StatusOK {
 		p.rs.t.Fatalf("the gate answers %d %s", status, body)
 	}

@@ -63,6 +63,8 @@ type replicas struct {
 
 	kubeconfig, controllerKubeconfig string
 
+	stands time.Time // if set, the clock of the replicas in this process that start, which then does not go on
+
 	source string // of the manifests: the root of a source tree
 
 	namespaces []string // of Machines, besides the Machine API's
@@ -184,7 +186,7 @@ func (rs *replicas) definitions() {
 	}
 	args := []string{"apply", "--server-side", "-o", "name", "-f", strings.Join(files, ",")}
 	names := strings.Fields(rs.cluster.Kubectl(rs.t, args...))
-	rs.cluster.Kubectl(rs.t, append([]string{"wait", "--for=condition=Established", "--timeout=2m"}, names...)...)
+	rs.cluster.Kubectl(rs.t, append([]string{"wait", "--for=condition=Established", "--timeout=10m"}, names...)...)
 }
 
 // The accounts that deploy/overlays/openshift makes.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,19 +144,30 @@ func (c *Cluster) KubectlApply(t TB, manifests string) string {
 
 // KubectlAs runs kubectl as a user of [Cluster.Kubeconfig]; stdin may be empty. The error contains
 // its standard error. A change of a CRD closes the API server's connection to the old storage. A request that
-// uses it at this moment ends after a minute, with a status or with a reset stream, so an apply is then repeated
-// once.
+// uses it at this moment ends after a minute, with a status or with a reset stream. Commands that may run twice are
+// then repeated, at most three times.
 func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) {
 	out, err := c.kubectl(user, stdin, args...)
-	if err != nil && args[0] == "apply" && (strings.Contains(err.Error(), "Error from server (Timeout)") ||
-		strings.Contains(err.Error(), "INTERNAL_ERROR; received from peer")) {
-		return c.kubectl(user, stdin, args...)
+	for try := 0; try < 3 && err != nil && repeatable(args, err.Error()); try++ {
+		out, err = c.kubectl(user, stdin, args...)
 	}
 	return out, err
 }
 
+// repeatable reports whether a command that ended with this error may run again.
+func repeatable(args []string, text string) bool {
+	if strings.Contains(text, "TLS handshake timeout") { // on a busy host; nothing was sent
+		return true
+	}
+	lost := strings.Contains(text, "Error from server (Timeout)") ||
+		strings.Contains(text, "INTERNAL_ERROR; received from peer")
+	return lost && slices.ContainsFunc(args, func(a string) bool {
+		return slices.Contains([]string{"apply", "get", "wait", "patch", "annotate", "label"}, a)
+	})
+}
+
 func (c *Cluster) kubectl(user, stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
 	// A separate home folder, in which kubectl caches its discovery.

@@ -50,7 +50,7 @@ type TB interface {
 }
 
 // startLimit is how long a component may take until it answers. An idle host needs two seconds.
-const startLimit = 2 * time.Minute
+const startLimit = 10 * time.Minute
 
 // Cluster is a running Kubernetes API.
 type Cluster struct {

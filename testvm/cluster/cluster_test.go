@@ -141,7 +141,7 @@ func TestDependentsOfADeletedObjectAreDeleted(t *testing.T) {
 	uid := c.Kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
 	c.KubectlApply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
 	c.Kubectl(t, "delete", "configmap", "owner")
-	c.Kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout=2m")
+	c.Kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout=10m")
 }
 
 func TestEverythingEndsWithTheProcess(t *testing.T) {

@@ -152,11 +152,19 @@ func (h *HAProxy) ask(command string) (string, error) {
 }
 
 // Up returns the backends that currently receive connections.
-func (h *HAProxy) Up(t TB) (backends []string) {
+func (h *HAProxy) Up(t TB) []string {
 	t.Helper()
-	out, err := h.ask("show stat -1 4 -1")
+	backends, err := h.up()
 	if err != nil {
 		t.Fatalf("haproxy: %v", err)
+	}
+	return backends
+}
+
+func (h *HAProxy) up() (backends []string, err error) {
+	out, err := h.ask("show stat -1 4 -1")
+	if err != nil {
+		return nil, err
 	}
 	lines := strings.Split(strings.TrimPrefix(out, "# "), "\n")
 	column := map[string]int{}
@@ -173,17 +181,18 @@ func (h *HAProxy) Up(t TB) (backends []string) {
 			backends = append(backends, h.o.Backends[i])
 		}
 	}
-	return backends
+	return backends, nil
 }
 
 // WaitUp waits until exactly n backends receive connections.
 func (h *HAProxy) WaitUp(t TB, n int) {
 	t.Helper()
 	err := h.p.ready(func() error {
-		if up := h.Up(t); len(up) != n {
-			return fmt.Errorf("%d of %d backends are up: %v", len(up), len(h.o.Backends), up)
+		up, err := h.up()
+		if err == nil && len(up) != n {
+			err = fmt.Errorf("%d of %d backends are up: %v", len(up), len(h.o.Backends), up)
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatalf("%v", err)

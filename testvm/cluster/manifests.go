@@ -156,7 +156,7 @@ spec:
 func (c *Cluster) InstallMetal3(t TB) {
 	t.Helper()
 	c.KubectlApply(t, bareMetalHosts)
-	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=2m", "crd/baremetalhosts.metal3.io")
+	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=10m", "crd/baremetalhosts.metal3.io")
 }
 
 // InstallOwn installs this project's CRDs, deploy/base/crds.
@@ -193,5 +193,5 @@ func (c *Cluster) installCRDs(t TB, files []string) {
 		args = append(args, "-f", f)
 	}
 	names := strings.Fields(c.Kubectl(t, args...))
-	c.Kubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=2m"}, names...)...)
+	c.Kubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=10m"}, names...)...)
 }

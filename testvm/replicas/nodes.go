@@ -179,8 +179,11 @@ func (s *Set) PodKubelet(r *rig.Rig, node string) *rig.Kubelet {
 	for workload, container := range map[string]string{
 		"daemonset/mcs-attest-verifier": "verifier", "deployment/mcs-attest-controller": "controller",
 	} {
+		// An emulated machine may answer a probe only after many seconds.
 		s.Cluster.Kubectl(s.t, "-n", Own, "patch", workload, "-p", fmt.Sprintf(`{"spec": {"template": {"spec": `+
-			`{"containers": [{"name": %q, "image": %q, "imagePullPolicy": "IfNotPresent"}]}}}}`, container, image))
+			`{"containers": [{"name": %q, "image": %q, "imagePullPolicy": "IfNotPresent", `+
+			`"startupProbe": {"timeoutSeconds": 60, "failureThreshold": 1000}, "readinessProbe": {"timeoutSeconds": 60}, `+
+			`"livenessProbe": {"timeoutSeconds": 60, "failureThreshold": 1000}}]}}}}`, container, image))
 	}
 	k.Images = map[string]rig.Image{image: {
 		Files: map[string]string{

@@ -349,7 +349,7 @@ func (s *Set) WaitLeader(t time.Time) {
 // WaitEvents waits until a Machine has Events for all these reasons.
 func (s *Set) WaitEvents(uid string, reasons ...string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(poll) {
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(poll) {
 		got := " " + s.Cluster.Kubectl(s.t, "-n", Machines, "get", "events", "--field-selector", "involvedObject.uid="+uid,
 			"-o", "jsonpath={.items[*].reason}") + " "
 		missing := ""

@@ -85,7 +85,7 @@ func (a Audit) matches(event, outcome, reason string) bool {
 func (v *Verifier) WantAudit(event, outcome, reason string) Audit {
 	v.r.t.Helper()
 	// The line passes through a pipe, so the response may arrive before it.
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		for _, a := range v.Audit() {
 			if a.matches(event, outcome, reason) {
 				return a

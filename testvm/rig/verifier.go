@@ -277,7 +277,7 @@ func Enrolled(t TB, c VerifierConfig) (*Rig, *Verifier, *TPM) {
 // Enroll enrolls the TPM's keys under a name, for a pool.
 func (v *Verifier) Enroll(name, pool string, tpm *TPM) {
 	v.r.t.Helper()
-	args := []string{"enroll", "--name", name, "--pool", pool}
+	args := []string{"enroll", "--name", name, "--pool", pool, "--wait", "10m"}
 	for _, h := range tpm.EKSHA256() {
 		args = append(args, "--ek-sha256", h)
 	}

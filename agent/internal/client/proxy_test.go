@@ -140,9 +140,8 @@ func TestProxyThatSendsHeadersWithoutEnd_IsLeft(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	start := time.Now()
-	if _, err := client.Connect(ctx, d, "https://verifier.test:22623"); err == nil || time.Since(start) > 20*time.Second {
-		t.Errorf("after %v: %v", time.Since(start), err)
+	if _, err := client.Connect(ctx, d, "https://verifier.test:22623"); err == nil {
+		t.Error("a proxy that does not answer was accepted")
 	}
 }
 

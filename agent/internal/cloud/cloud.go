@@ -15,6 +15,7 @@
 package cloud
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,9 +84,9 @@ func (c *Cloud) Start(ctx context.Context) {
 	go func() { _, _ = c.ProviderID(ctx) }() // a later call of ProviderID returns the error
 }
 
-// lookupTime is the limit for one lookup of the provider id. Google Compute Engine needs three
-// requests.
-var lookupTime = 3 * time.Second
+// lookupTime is the limit for one lookup of the provider id; zero means the time for three requests, as Google Compute
+// Engine needs them.
+var lookupTime time.Duration
 
 // ProviderID returns what should be the spec.providerID of this machine's Machine, according to the
 // machine itself. A temporary failure is not cached: the next call asks the metadata service again.
@@ -95,11 +96,12 @@ func (c *Cloud) ProviderID(ctx context.Context) (string, error) {
 	if c.cached {
 		return c.providerID, c.err
 	}
-	brief, cancel := context.WithTimeout(ctx, lookupTime)
+	limit := cmp.Or(lookupTime, 3*metadata.Quick.Try)
+	brief, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	c.providerID, c.err = c.platform.lookup(brief)
 	if c.err != nil && brief.Err() != nil && ctx.Err() == nil {
-		c.err = fmt.Errorf("the metadata service did not answer within %s", lookupTime)
+		c.err = fmt.Errorf("the metadata service did not answer within %s", limit)
 	}
 	if len(c.providerID) > maxProviderID {
 		c.providerID, c.err = "", fmt.Errorf("the provider id has more than %d bytes", maxProviderID)

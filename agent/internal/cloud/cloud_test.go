@@ -46,6 +46,11 @@ func newCloud(t *testing.T, platform, base string) *cloud.Cloud {
 
 var binding = evidence.Binding{Transcript: [32]byte{1, 2, 3, 31: 0xff}, Origin: "https://api-int.example.com:22623"}
 
+func TestMain(m *testing.M) {
+	metadata.Quick.Try, metadata.Steady.Try = time.Minute, time.Minute // no test depends on the machine's speed
+	os.Exit(m.Run())
+}
+
 // The verifier accepts the evidence that the agent gathers. Bound kinds are accepted only in the
 // same conversation.
 func TestEvidenceVerifies(t *testing.T) {

@@ -12,11 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloudtest"
 	"github.com/mcs-attest/mcs-attest/agent/internal/command"
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
@@ -29,6 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	metadata.Quick.Try, metadata.Steady.Try = time.Minute, time.Minute // no test depends on the machine's speed
 	testscript.Main(m, map[string]func(){
 		"mcs-attest-agent": func() {
 			os.Exit(command.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))

@@ -236,7 +236,7 @@ func (m *stock) run() (err error) {
 			err = errKilled
 		}
 	}()
-	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Minute)
 	defer cancel()
 	m.mu.Lock()
 	m.cancel = cancel

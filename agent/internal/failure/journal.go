@@ -13,8 +13,10 @@ import (
 	"time"
 )
 
+// journalTime is the limit for both reads of the journal.
+var journalTime = 20 * time.Second
+
 const (
-	journalTime = 5 * time.Second
 	// journalLines is how many of Ignition's last log lines are kept.
 	journalLines = 40
 	// searchLines is how many of the journal's last lines are searched for them.

@@ -24,7 +24,7 @@ const (
 
 const (
 	// reportTime is well below systemd's TimeoutStopSec= of 90 s.
-	reportTime = 20 * time.Second
+	reportTime = time.Minute
 	pause      = 2 * time.Second
 )
 

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloudtest"
@@ -41,6 +43,11 @@ func proto(kinds ...evidence.Kind) []mcsattestv1.EvidenceKind {
 		out = append(out, mcsattestv1.EvidenceKind(k))
 	}
 	return out
+}
+
+func TestMain(m *testing.M) {
+	metadata.Quick.Try, metadata.Steady.Try = time.Minute, time.Minute // no test depends on the machine's speed
+	os.Exit(m.Run())
 }
 
 // Each cloud, with a TPM and without.

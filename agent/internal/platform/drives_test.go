@@ -231,9 +231,7 @@ func TestConfigDrive_FailsWhileItStaysUnreadable(t *testing.T) {
 	m.Paths.Metadata = none.URL
 	volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, nil)
 	m.Mount = func(string, string, string) (func() error, error) { return nil, syscall.EIO }
-	if data, err := m.Find(t.Context()); !errors.Is(err, platform.ErrUnreadable) {
-		t.Errorf("OpenStack: %q and error %v", data.Raw, err)
-	}
+	outcome{kind: platform.ErrUnreadable}.check(t, m)
 }
 
 func TestWaitEndsWithTheContext(t *testing.T) {

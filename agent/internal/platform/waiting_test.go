@@ -86,7 +86,7 @@ func TestSourcesThatComeLate(t *testing.T) {
 				}
 				var why recorder
 				m.Waiting = why.waiting
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 				defer cancel()
 				data, err := m.Find(ctx)
 				if err != nil || string(data.Raw) != "user data" {

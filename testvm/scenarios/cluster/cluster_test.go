@@ -22,6 +22,8 @@ metadata:
   name: workers
 spec:
   pools: [worker]
+  token:
+    lifetime: 1h # a replica and the API server restart between attestation and fetch
   tpm2:
     endorsements: [enrolled, manufacturer]
 `
@@ -140,5 +142,5 @@ func TestMachineIsProvisionedByTheRemainingReplica(t *testing.T) {
 
 	// The record is deleted with its Machine.
 	c.Kubectl(t, "-n", replicas.Machines, "delete", "machines.machine.openshift.io", "worker-0")
-	c.Kubectl(t, "-n", replicas.Machines, "wait", "--for=delete", "machineattestation/"+uid, "--timeout=2m")
+	c.Kubectl(t, "-n", replicas.Machines, "wait", "--for=delete", "machineattestation/"+uid, "--timeout=10m")
 }

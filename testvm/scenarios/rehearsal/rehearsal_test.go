@@ -53,7 +53,7 @@ func TestRehearsalRunsInAPodOfTheNode(t *testing.T) {
 
 	rehearse := func() (out string, passed bool) {
 		t.Helper()
-		out, err := c.KubectlAs("admin", "", "attest", "rehearse", "worker-0", "--timeout", rig.BootTimeout.String())
+		out, err := c.KubectlAs("admin", "", "attest", "rehearse", "worker-0", "--timeout", "20m")
 		t.Logf("%s", out)
 		return out, err == nil
 	}

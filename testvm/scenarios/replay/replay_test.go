@@ -23,6 +23,7 @@ spec:
   pools: ["*"]
   binding: Terminated
   frontEndKeys: [%q]
+  challengeLifetime: 10m # the replay comes after the boot
 `, key)
 }
 

@@ -24,7 +24,7 @@ func TestCertificateAndTokenKeyRotatedDuringABoot(t *testing.T) {
 	v.WaitAudit("fetch", "denied", "UpstreamUnavailable")
 	before := v.Leaf()
 	v.RotateCertificate()
-	v.Run("token", "rotate")
+	v.Run("token", "rotate", "--wait", "10m")
 	if v.WaitLeaf(before) == before {
 		t.Fatal("the certificate did not change")
 	}

@@ -205,7 +205,7 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	const namespace, bootstrapper = "openshift-machine-config-operator", "node-bootstrapper"
 	w := newIssuing(t, "openshift", "credential",
 		config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: namespace + "/" + bootstrapper})
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
 	defer cancel()
 	for _, name := range []string{bootstrapper, "machine-config-operator"} {
 		w.c.ServiceAccount(t, namespace, name)
@@ -311,7 +311,7 @@ func TestAttack_T49_AStolenFrontMakesNoCredential(t *testing.T) {
 	const mco, bootstrapper = "openshift-machine-config-operator", "node-bootstrapper"
 	w := newIssuing(t, "openshift", "credential",
 		config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: mco + "/" + bootstrapper})
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
 	defer cancel()
 	w.c.ServiceAccount(t, mco, bootstrapper)
 	w.serves(ctx)
@@ -489,7 +489,7 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 	w := newIssuing(t, "kubernetes", "credential-kubernetes", config.Credential{
 		Kind: config.BootstrapToken, ServiceAccount: "a/b", Groups: []string{group},
 	})
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
 	defer cancel()
 	w.serves(ctx)
 

@@ -175,12 +175,12 @@ func (s *site) ask(own *pkgcredential.Credential, node string) (*certificatesv1.
 }
 
 // request is ask of a credential that works; the API server may not have seen a new
-// Secret yet, or remember for a moment the one that had its name before.
+// Secret or role yet, or remember for a moment the one that had its name before.
 func (s *site) request(own *pkgcredential.Credential, node string) (*certificatesv1.CertificateSigningRequest, error) {
 	s.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		csr, err := s.ask(own, node)
-		if !kerrors.IsUnauthorized(err) || time.Now().After(end) {
+		if !kerrors.IsUnauthorized(err) && !kerrors.IsForbidden(err) || time.Now().After(end) {
 			return csr, err
 		}
 	}

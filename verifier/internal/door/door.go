@@ -74,8 +74,8 @@ const (
 	exporterSize  = 32
 	// maxAnswer is the maximum size of an answer, in bytes.
 	maxAnswer = 4096
-	// patience is the timeout of one connection with its request.
-	patience = 5 * time.Second
+	// defaultPatience is the timeout of one connection with its request.
+	defaultPatience = 5 * time.Second
 )
 
 // State is the observed state of a port.
@@ -141,7 +141,8 @@ func message(nonce []byte, connection *tls.ConnectionState) ([]byte, error) {
 type Prober struct {
 	Keys func() seal.Ring
 
-	next atomic.Uint32 // the next local port
+	patience time.Duration // zero means defaultPatience
+	next     atomic.Uint32 // the next local port
 }
 
 // Probe observes both ports of a host.
@@ -185,7 +186,7 @@ func worse(direct, second Observation) Observation {
 
 // prove requests the proof from the port with TLS.
 func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Observation {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.patience, defaultPatience))
 	defer cancel()
 	conn, err := p.dial(ctx, at, second)
 	if err == nil {
@@ -200,7 +201,7 @@ func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Obse
 // proveOrRefuse requests the proof from the port without TLS. The rules redirect it to the gate. Other
 // rules may refuse its connections. The Machine Config Server accepts them, and does not use TLS.
 func (p *Prober) proveOrRefuse(ctx context.Context, at netip.AddrPort, second bool) Observation {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.patience, defaultPatience))
 	defer cancel()
 	conn, err := p.dial(ctx, at, second)
 	var timeout net.Error

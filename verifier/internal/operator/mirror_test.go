@@ -145,6 +145,10 @@ subjects: [{kind: User, name: half, apiGroup: rbac.authorization.k8s.io}]
 		t.Errorf("release: %+v, %v", done, err)
 	}
 	s, err := half.State(t.Context())
+	for end := time.Now().Add(time.Minute); time.Now().Before(end) && (err != nil || len(s.Machines) != 1); {
+		time.Sleep(100 * time.Millisecond) // until the role is in force
+		s, err = half.State(t.Context())
+	}
 	if err != nil || len(s.Machines) != 1 || !slices.ContainsFunc(s.Problems,
 		func(p string) bool { return strings.Contains(p, "openshift-cluster-api") }) {
 		t.Errorf("%+v, %v", s, err)

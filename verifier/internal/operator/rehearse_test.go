@@ -486,8 +486,8 @@ func TestRehearse_ReportsWhyAPodDoesNotStart(t *testing.T) {
 	k.waiting["stuck"] = "ContainerCreating"
 	k.events = []string{"Normal Pulled: present", "Warning FailedCreatePodSandBox: open /etc/hosts: no such file"}
 	stdout, stderr, code := kubectlAttest(t, k.start(c), "-n", k.fixture.namespace, "--verifier-namespace", k.fixture.own,
-		"rehearse", "worker-0", "--timeout", "10s")
-	const want = `(?m)^did not rehearse: no result after 10s: the pod is Pending: FailedCreatePodSandBox: ` +
+		"rehearse", "worker-0", "--timeout", "30s")
+	const want = `(?m)^did not rehearse: no result after 30s: the pod is Pending: FailedCreatePodSandBox: ` +
 		`open /etc/hosts: no such file\n  machines: \S+/worker-0\n  fix: check that the Node can start pods`
 	if code != 4 || !regexp.MustCompile(want).MatchString(stdout) {
 		t.Errorf("exit status %d\n%s%s", code, stdout, stderr)

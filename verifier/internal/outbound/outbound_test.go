@@ -443,27 +443,29 @@ func TestNew_ZeroOptionsAllowCalls(t *testing.T) {
 }
 
 func TestAsk_LogsFailuresAndCountsDenials(t *testing.T) {
-	var log bytes.Buffer
-	counted := map[string]int{}
-	c := outbound.New("cloud", outbound.Options{
-		Log:    slog.New(slog.NewTextHandler(&log, nil)),
-		Called: func(provider, operation, outcome string) { counted[provider+" "+operation+" "+outcome]++ },
+	synctest.Test(t, func(t *testing.T) { // a temporary failure is kept for a second
+		var log bytes.Buffer
+		counted := map[string]int{}
+		c := outbound.New("cloud", outbound.Options{
+			Log:    slog.New(slog.NewTextHandler(&log, nil)),
+			Called: func(provider, operation, outcome string) { counted[provider+" "+operation+" "+outcome]++ },
+		})
+		for key, err := range map[string]error{"a": nil, "b": errors.New("connection reset"),
+			"c": reason.Deny(reason.InstanceNotFound, "none"),
+			"d": fmt.Errorf("wrapped: %w", reason.Deny(reason.InstanceUnacceptable, "two")),
+			"e": reason.Deny(reason.ProviderUnavailable, "says so")} {
+			get(t, c, &peer{err: err}, key, time.Hour)
+			get(t, c, &peer{err: err}, key, time.Hour) // kept: not counted again
+		}
+		if counted["cloud Describe ok"] != 1 || counted["cloud Describe denied"] != 2 ||
+			counted["cloud Describe error"] != 2 || len(counted) != 3 {
+			t.Errorf("%v", counted)
+		}
+		if n := strings.Count(log.String(), "a provider's API failed"); n != 1 ||
+			!strings.Contains(log.String(), "connection reset") {
+			t.Errorf("%s", &log)
+		}
 	})
-	for key, err := range map[string]error{"a": nil, "b": errors.New("connection reset"),
-		"c": reason.Deny(reason.InstanceNotFound, "none"),
-		"d": fmt.Errorf("wrapped: %w", reason.Deny(reason.InstanceUnacceptable, "two")),
-		"e": reason.Deny(reason.ProviderUnavailable, "says so")} {
-		get(t, c, &peer{err: err}, key, time.Hour)
-		get(t, c, &peer{err: err}, key, time.Hour) // kept: not counted again
-	}
-	if counted["cloud Describe ok"] != 1 || counted["cloud Describe denied"] != 2 ||
-		counted["cloud Describe error"] != 2 || len(counted) != 3 {
-		t.Errorf("%v", counted)
-	}
-	if n := strings.Count(log.String(), "a provider's API failed"); n != 1 ||
-		!strings.Contains(log.String(), "connection reset") {
-		t.Errorf("%s", &log)
-	}
 }
 
 // An answer of another type would be an empty one that looks good.

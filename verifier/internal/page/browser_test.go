@@ -39,7 +39,7 @@ func browser(t *testing.T) func(*testing.T) context.Context {
 		t.Fatal("not installed: chromium-headless-shell\nhint: make deps")
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
-		chromedp.IgnoreCertErrors, chromedp.WSURLReadTimeout(2*time.Minute))
+		chromedp.IgnoreCertErrors, chromedp.WSURLReadTimeout(10*time.Minute))
 	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	ctx, stop := chromedp.NewContext(ctx)
@@ -50,7 +50,7 @@ func browser(t *testing.T) func(*testing.T) context.Context {
 	return func(t *testing.T) context.Context {
 		tab, cancel := chromedp.NewContext(ctx)
 		t.Cleanup(cancel)
-		tab, cancel = context.WithTimeout(tab, 2*time.Minute)
+		tab, cancel = context.WithTimeout(tab, 10*time.Minute)
 		t.Cleanup(cancel)
 		err := chromedp.Listen(tab, func(e any) {
 			switch e := e.(type) {

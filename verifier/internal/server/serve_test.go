@@ -20,7 +20,7 @@ func TestRun_ABusyServerDoesNotDelayTheShutdownOfAnother(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
+		server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 		g.add("serve", server, func() error { return server.Serve(l) })
 		return l.Addr().String()
 	}

@@ -30,6 +30,11 @@ install() {
     ln_r "$systemdsystemunitdir/rig-journal.service" "$systemdsystemunitdir/sysinit.target.wants/rig-journal.service"
     ln_r "$systemdsystemunitdir/rig-probe.service" "$systemdsystemunitdir/ignition-complete.target.wants/rig-probe.service"
 
+    # The default limits of units and devices are 90 s. An emulated machine beside others has needed more.
+    mkdir -p "$initdir/etc/systemd/system.conf.d"
+    printf '[Manager]\nDefaultTimeoutStartSec=10min\nDefaultDeviceTimeoutSec=10min\n' \
+        >"$initdir/etc/systemd/system.conf.d/rig.conf"
+
     # Each device event starts processes, which is slow under emulation. Terminals and devices that
     # no test uses are omitted.
     inst_simple "$moddir/coldplug.conf" "$systemdsystemunitdir/systemd-udev-trigger.service.d/50-rig.conf"

@@ -124,7 +124,7 @@ func TestLead_ReportsWhatOnlyTheFrontMayNotRead(t *testing.T) {
 				resource := schema.GroupResource{Group: clusterAPIKind.Group, Resource: clusterAPIKind.Resource}
 				c.watching(t, clusterAPIKind, "m").Fail(kerrors.NewForbidden(resource, "", errors.New("no")))
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			var leads sync.WaitGroup
 			leads.Go(func() { _ = c.Lead(ctx) })
 			for test.api.passes.Load() < 2 && ctx.Err() == nil {

@@ -65,7 +65,13 @@ type whole struct {
 	ca string // of the last serving certificate, PEM
 	// keyRotation is how often the processes rotate keys. Default 30 days.
 	keyRotation time.Duration
+	// lease is how long a lease lasts that is not renewed. A holder must renew it within two thirds, and each request
+	// may take one third.
+	lease time.Duration
 }
+
+// shortLease is for tests that wait until a lease expires.
+const shortLease = 4 * time.Second
 
 // newWhole starts a cluster with OpenShift's kinds and ours, and what the
 // verifier finds in an OpenShift cluster.
@@ -108,7 +114,7 @@ func prepare(t testing.TB, c *cluster.Cluster) *whole {
 		t.Fatal(err)
 	}
 	w := &whole{site: &site{TB: t, cluster: c, admin: admin, namespace: machineNamespace, own: ownNamespace,
-		now: time.Now}}
+		now: time.Now}, lease: 15 * time.Second}
 	for _, name := range []string{ownNamespace, machineNamespace, operatorNS, "openshift-config"} {
 		_, _ = w.in(namespaces, "").Create(context.Background(), &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name},
@@ -290,7 +296,7 @@ func (w *whole) startWith(r *rest.Config, identity string,
 	wg.Go(func() {
 		kube.RunManager(ctx, o.Log, func() (manager.Manager, error) {
 			m, err := kube.NewManager(r, kube.Options{
-				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: 4 * time.Second},
+				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: w.lease},
 			})
 			if err == nil {
 				err = errors.Join(m.Add(manager.RunnableFunc(c.Lead)), p.addControllers(m, o), recordControllers(m),

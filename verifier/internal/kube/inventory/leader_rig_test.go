@@ -70,7 +70,8 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	publish := 2 * time.Second
-	w.keyRotation = 2 * publish
+	w.keyRotation = 6 * publish // a set has at most 16 keys
+	w.lease = shortLease
 	quick := func(_ *config.Kubernetes, o *verifier.Options) {
 		o.KeyPublishDelay, o.Pass = publish, 300*time.Millisecond
 	}

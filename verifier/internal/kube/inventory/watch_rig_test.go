@@ -373,8 +373,10 @@ func TestClusterWithoutOpenShiftKinds_HasNoProblems(t *testing.T) {
 	w.policy("all", map[string]any{})
 	p := w.start("a")
 	until(t, "sync without Machines of any API", p.synced)
+	reported := func() int { return strings.Count(p.log.String(), "does not have a kind; it will") }
+	until(t, "each is reported", func() error { return errorIf(reported() < 7, "%d", reported()) })
 	time.Sleep(3 * time.Second) // several more looks, each of which could be told
-	if n := strings.Count(p.log.String(), "does not have a kind; it will"); n != 7 {
+	if n := reported(); n != 7 {
 		t.Errorf("reported %d times: there are 3 kinds in 2 namespaces, and the pools", n)
 	}
 	w.cluster.InstallClusterAPI(t)
@@ -472,6 +474,7 @@ func TestForbiddenToTheFront_NamesTheMissingRule(t *testing.T) {
 // what happens right afterwards is seen (attack T58).
 func TestAttack_T58_TheAPIServerIsUnavailableForAWhile(t *testing.T) {
 	w := newWhole(t)
+	w.lease = shortLease
 	w.policy("all", map[string]any{})
 	o := w.worker("one", annotated(1))
 	w.worker("two", annotated(2))

@@ -170,12 +170,12 @@ func (c *consumer) Follows(epoch uint32, revision uint64) error {
 }
 
 func (c *consumer) Probe(context.Context) error {
-	var revision uint64
-	away := false
-	c.api.do(func() { revision, away = uint64(c.api.revision), c.api.away })
 	c.mu.Lock()
 	highest, epoch := c.highest, c.epoch.Load()
 	c.mu.Unlock()
+	var revision uint64
+	away := false
+	c.api.do(func() { revision, away = uint64(c.api.revision), c.api.away })
 	switch {
 	case away:
 		return apierrors.NewServiceUnavailable("away")

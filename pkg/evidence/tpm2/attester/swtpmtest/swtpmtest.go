@@ -129,14 +129,15 @@ func (s *TPM) start() {
 		_ = cmd.Wait()
 		_ = os.Remove(s.Socket)
 	}
-	var err error
-	for range 200 {
-		if err = s.answers(); err == nil {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		err := s.answers()
+		if err == nil {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		if time.Now().After(end) {
+			s.t.Fatalf("swtpm does not answer: %v", err)
+		}
 	}
-	s.t.Fatalf("swtpm does not answer: %v", err)
 }
 
 // answers sends TPM2_GetRandom. After the response the TPM has started and has stored its reset counter, also if the

@@ -288,13 +288,14 @@ func TestReconcile_RunsWhenAPublishedCredentialExpires(t *testing.T) {
 func TestMachineThatMayNotHaveACredentialYet_ReceivesItLater(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
 	uid := s.attested()
+	began := time.Now()
+	s.now = func() time.Time { return began }
 	s.controller.Observe(uid, "t1")
 	s.redeemable = denied(true, reason.MachineNotFound)
 	first := s.again(uid)
 	if first <= 0 || first > 5*time.Second {
 		t.Errorf("retried after %v", first)
 	}
-	began := time.Now()
 	s.now = func() time.Time { return began.Add(20 * time.Second) }
 	if later := s.again(uid); later <= first {
 		t.Errorf("retried after %v, then after %v", first, later)

@@ -3,13 +3,11 @@
 package renderedconfig
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
-	"time"
 
 	"github.com/coreos/ignition/v2/config/v3_5"
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
@@ -53,8 +51,7 @@ metadata: {name: tool, namespace: default}
 	}
 	pools := mcfgv1.GroupVersion.WithResource("machineconfigpools")
 	configs := mcfgv1.GroupVersion.WithResource("machineconfigs")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := t.Context()
 	var pool *unstructured.Unstructured
 	poolconfigtest.Eventually(t, "the role is in force", func() error {
 		pool, err = tool.Resource(pools).Get(ctx, "worker", metav1.GetOptions{})
