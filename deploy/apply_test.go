@@ -187,6 +187,9 @@ func TestAttack_T61_ProbesUseThePortOnTheLoopback(t *testing.T) {
 					t.Errorf("%s, %s: probe %+v", overlay, account, probe)
 				}
 			}
+			if probe := c.StartupProbe; probe != nil && probe.TimeoutSeconds < 5 { // Kubernetes' default is 1
+				t.Errorf("%s, %s: the startup probe waits for %d s", overlay, account, probe.TimeoutSeconds)
+			}
 		}
 	}
 }

@@ -236,8 +236,8 @@ func (w *caller) may(verb, group, resource, sub, namespace, name string) bool {
 	return review.Status.Allowed
 }
 
-// until repeats a check that the API server's caches, or a controller, may delay: less and less often, because some
-// checks run kubectl.
+// until repeats a check that the API server's caches, or a controller, may delay. The pauses grow, because some checks
+// run kubectl.
 func until(f func() bool) bool {
 	end, wait := time.Now().Add(2*time.Minute), 10*time.Millisecond
 	for ; !f(); wait = min(2*wait, 500*time.Millisecond) {

@@ -176,7 +176,7 @@ func (j *joining) attestedAndFetched(t *testing.T, p *inProcess, name string) (u
 // for example while no controller leads, or the controller has not published the credential.
 func (p *inProcess) config(token string) string {
 	p.rs.t.Helper()
-	status, body := p.fetch(token)
+	status, body := p.finally(token)
 	if status != http.StatusOK {
 		p.rs.t.Fatalf("the gate answers %d %s", status, body)
 	}

@@ -63,7 +63,7 @@ type replicas struct {
 
 	kubeconfig, controllerKubeconfig string
 
-	stands time.Time // if set, the clock of the replicas in this process that start, which then does not go on
+	stands time.Time // if set, the constant time of the replicas that serve starts
 
 	source string // of the manifests: the root of a source tree
 

@@ -26,6 +26,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -157,6 +158,9 @@ const (
 func slowFetches(t testing.TB, c *cluster.Cluster, n int) (all []fetched, allowed []int) {
 	t.Helper()
 	rs := newReplicas(t, c, 0)
+	// All fetches together may need longer than the ten minutes for which a token is valid by default.
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+		map[string]any{"spec": map[string]any{"pools": []any{"*"}, "token": map[string]any{"lifetime": "1h"}}}))
 	api := newSlowAPI(t, rs.kubeconfig, slowLatency, slowLost)
 	rs.kubeconfig = api.kubeconfig
 	var replicas []*inProcess

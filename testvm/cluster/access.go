@@ -156,14 +156,13 @@ func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) 
 
 // repeatable reports whether a command that ended with this error may run again.
 func repeatable(args []string, text string) bool {
-	if strings.Contains(text, "TLS handshake timeout") { // on a busy host; nothing was sent
-		return true
+	if len(args) > 2 && args[0] == "-n" {
+		args = args[2:]
 	}
-	lost := strings.Contains(text, "Error from server (Timeout)") ||
-		strings.Contains(text, "INTERNAL_ERROR; received from peer")
-	return lost && slices.ContainsFunc(args, func(a string) bool {
-		return slices.Contains([]string{"apply", "get", "wait", "patch", "annotate", "label"}, a)
-	})
+	again := slices.Contains([]string{"apply", "get", "wait", "patch", "annotate", "label"}, args[0]) &&
+		!slices.Contains(args, "--type=json")
+	return again && (strings.Contains(text, "Error from server (Timeout)") ||
+		strings.Contains(text, "INTERNAL_ERROR; received from peer") || strings.Contains(text, "TLS handshake timeout"))
 }
 
 func (c *Cluster) kubectl(user, stdin string, args ...string) (string, error) {

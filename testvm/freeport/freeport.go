@@ -16,25 +16,28 @@ import (
 const first, end = 12000, 22000
 
 var (
-	mu    sync.Mutex
-	given = map[int]bool{}
+	mu   sync.Mutex
+	held []net.PacketConn
 )
 
-// Pick returns a free port of the loopback interface that this process has not picked before.
+// Pick returns a TCP port of the loopback interface that is free, and that no process has picked which still runs.
 func Pick() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
 	for range 1000 {
 		port := first + rand.IntN(end-first)
-		if given[port] {
-			continue
-		}
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		address := fmt.Sprintf("127.0.0.1:%d", port)
+		l, err := net.Listen("tcp", address)
 		if err != nil {
 			continue
 		}
-		given[port] = true
-		return port, l.Close()
+		// The UDP port of the same number, which no server needs, reserves it until this process ends.
+		u, err := net.ListenPacket("udp", address)
+		if err = errors.Join(err, l.Close()); err != nil {
+			continue
+		}
+		held = append(held, u)
+		return port, nil
 	}
 	return 0, errors.New("no free port")
 }

@@ -81,10 +81,10 @@ func (a Audit) matches(event, outcome, reason string) bool {
 		(reason == "" || a.Reason == reason)
 }
 
-// WantAudit requires such a decision to exist now.
+// WantAudit waits for the line of a decision that was already made.
 func (v *Verifier) WantAudit(event, outcome, reason string) Audit {
 	v.r.t.Helper()
-	// The line passes through a pipe, so the response may arrive before it.
+	// It passes through a pipe, so the response may arrive before it.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		for _, a := range v.Audit() {
 			if a.matches(event, outcome, reason) {

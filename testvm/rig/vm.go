@@ -21,7 +21,7 @@ import (
 
 // BootTimeout limits the time until the end of a machine. An idle host needs 12 to 30 seconds; a
 // host that runs all tests at the same time has needed 600 for one that starts pods.
-const BootTimeout = time.Hour
+const BootTimeout = 40 * time.Minute
 
 // VM defines what to boot. The zero value is a machine without a TPM and without a config, with the
 // agent in its initramfs, started by SeaBIOS.

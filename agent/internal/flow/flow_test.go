@@ -29,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/testvm/freeport"
 )
 
 const (
@@ -247,10 +248,9 @@ func TestVerifierThatStartsLater(t *testing.T) {
 	m := newMachine(t)
 	v := started(t, &verifiertest.Verifier{})
 	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Pick()
 	ok(t, err)
-	addr := free.Addr().String()
-	ok(t, free.Close())
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	m.onSleep = func() {
 		if len(m.slept) == 4 {
 			relay(t, addr, strings.TrimPrefix(v.Origin, "https://"))

@@ -13,7 +13,7 @@ import (
 )
 
 func TestAttack_T49_FailedConnectionsDoNotFillTheLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // time passes only when all wait
+	synctest.Test(t, func(t *testing.T) { // time advances only while all goroutines wait
 		var buf bytes.Buffer
 		l := New(slog.New(slog.NewJSONHandler(&buf, nil)))
 		for range 10 * burst {

@@ -174,8 +174,8 @@ func (s *site) ask(own *pkgcredential.Credential, node string) (*certificatesv1.
 	return csr, err
 }
 
-// request is ask of a credential that works; the API server may not have seen a new
-// Secret or role yet, or remember for a moment the one that had its name before.
+// request is ask of a credential that works. The API server may not have seen a new Secret or role yet. It may also
+// remember for a moment the Secret that had its name before.
 func (s *site) request(own *pkgcredential.Credential, node string) (*certificatesv1.CertificateSigningRequest, error) {
 	s.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {

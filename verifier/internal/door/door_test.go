@@ -153,7 +153,7 @@ func TestAttack_T68_OnlyTheGateItselfPassesForTheGate(t *testing.T) {
 			c.server(t, netip.AddrPortFrom(at, ClearPort))
 			p := Prober{Keys: own, patience: time.Minute}
 			if c.want == Unknown {
-				p.patience = 15 * time.Second // this passes
+				p.patience = 15 * time.Second // the test waits for all of it
 			}
 			if gate, clear := p.Probe(t.Context(), at); gate.State != Closed || clear.State != c.want {
 				t.Errorf("%+v, %+v", gate, clear)

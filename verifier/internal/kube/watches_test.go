@@ -100,7 +100,7 @@ func TestWatches_StartWhenTheClusterServesTheKind(t *testing.T) {
 	eventually("before", func() bool { return kind.Unserved(now()) && w.Synced() && len(w.Problems()) == 0 })
 
 	c.KubectlApply(t, widgetCRD)
-	c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/widgets.watches.test", "--timeout=60s")
+	c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/widgets.watches.test", "--timeout=10m")
 	eventually("served", func() bool { return !kind.Unserved(now()) && w.Synced() })
 	for _, name := range []string{"other", "one"} {
 		c.KubectlApply(t, fmt.Sprintf("apiVersion: watches.test/v1\nkind: Widget\nmetadata: {name: %s}\n", name))

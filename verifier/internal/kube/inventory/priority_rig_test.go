@@ -72,7 +72,7 @@ func (w *whole) recorded(uids map[string]string) (n int) {
 // the test runs: what comes before them does not depend on how fast the computer is.
 func TestPriority_QuarantineAndJoinDoNotWaitForBookkeeping(t *testing.T) {
 	w := theWhole(t)
-	w.lease = 10 * time.Minute // who leads again has a new budget
+	w.lease = 10 * time.Minute // a replica that acquires the lease again has a new budget
 	w.policy("all", map[string]any{})
 	const arriving = 2000
 	var gone revoked

@@ -606,7 +606,7 @@ func TestUpdatesOfThreeReplicasAreAllStored(t *testing.T) {
 	replicas, m := s.replicas(3), s.machine("worker-0")
 	s.attested(replicas[0], m, unique(), "token1", s.now())
 	var wg sync.WaitGroup
-	for i := range 9 { // fewer than an update's attempts
+	for i := range 15 { // an update conflicts at most with the ten of the other two replicas, and has twelve attempts
 		wg.Go(func() {
 			err := replicas[i%3].Update(t.Context(), m.UID,
 				func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
@@ -620,8 +620,8 @@ func TestUpdatesOfThreeReplicasAreAllStored(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := s.record(replicas[0], m.UID).Status.GrantAttestations; n != 9 {
-		t.Errorf("%d of 9", n)
+	if n := s.record(replicas[0], m.UID).Status.GrantAttestations; n != 15 {
+		t.Errorf("%d of 15", n)
 	}
 }
 

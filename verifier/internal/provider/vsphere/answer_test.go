@@ -294,9 +294,10 @@ func TestServerThatBeginsNoTLS_IsLeft(t *testing.T) {
 		if err != nil {
 			return
 		}
-		close(accepted)
 		defer conn.Close() //nolint:errcheck // the other side has closed it
 		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		_, _ = io.ReadFull(conn, make([]byte, 1)) // of the client's first message
+		close(accepted)
 		_, err = io.Copy(io.Discard, conn)
 		left <- err
 	}()
@@ -308,7 +309,7 @@ func TestServerThatBeginsNoTLS_IsLeft(t *testing.T) {
 	defer cancel()
 	go func() { <-accepted; cancel() }()
 	if _, err := s.connect(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Fatalf("%v", err)
 	}
 	if err := <-left; errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("the connection is held after a minute")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -119,24 +120,26 @@ func (r *rig) seen(name string, change func(*inventory.Policy)) {
 
 // After a restore of etcd two replicas may lead for a moment, and only one of them may have noticed it.
 func TestReconcile_TheWritesOfReplicasThatDisagreeHavePauses(t *testing.T) {
-	r := newRig(t, &v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}})
-	request := policyKind.Request(types.NamespacedName{Name: "p"})
-	var result reconcile.Result
-	for range 5*withoutPause + 1 {
-		r.held = !r.held
-		r.seen("p", nil)
-		var err error
-		if result, err = r.Reconcile(t.Context(), request); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) { // time advances only while all goroutines wait
+		r := newRig(t, &v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}})
+		request := policyKind.Request(types.NamespacedName{Name: "p"})
+		var result reconcile.Result
+		for range 5*withoutPause + 1 {
+			r.held = !r.held
+			r.seen("p", nil)
+			var err error
+			if result, err = r.Reconcile(t.Context(), request); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if r.writes != withoutPause || result.RequeueAfter <= 0 || result.RequeueAfter > writeInterval {
-		t.Errorf("%d writes, then %+v", r.writes, result)
-	}
-	delete(r.policies, "p")
-	if r.do(request); len(r.Reconciler.writes) > 0 {
-		t.Error("a policy that was deleted is still counted")
-	}
+		if r.writes != withoutPause || result.RequeueAfter <= 0 || result.RequeueAfter > writeInterval {
+			t.Errorf("%d writes, then %+v", r.writes, result)
+		}
+		delete(r.policies, "p")
+		if r.do(request); len(r.Reconciler.writes) > 0 {
+			t.Error("a policy that was deleted is still counted")
+		}
+	})
 }
 
 func TestReconcile_Policy(t *testing.T) {

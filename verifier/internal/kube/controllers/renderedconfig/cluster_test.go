@@ -251,16 +251,21 @@ func TestRendered_FollowsTheMachineConfigs(t *testing.T) {
 		}
 		return nil
 	})
-	for _, fault := range []string{"rendered-worker-3", "60-bad"} {
-		n := 0
-		for line := range strings.Lines(logged.String()) {
-			if strings.Contains(line, "level=ERROR") && strings.Contains(line, fault) {
-				n++
-			}
+	absent, bad := 0, 0
+	for line := range strings.Lines(logged.String()) {
+		switch {
+		case !strings.Contains(line, "level=ERROR"):
+		case strings.Contains(line, "rendered-worker-3"):
+			absent++
+		case strings.Contains(line, "60-bad"):
+			bad++
+		case strings.Contains(line, "rendered-worker-1"): // the watch of the pools may be ahead
+		default:
+			t.Errorf("another fault is logged: %s", line)
 		}
-		if n != 1 {
-			t.Errorf("the fault of %s is logged %d times instead of once:\n%s", fault, n, logged.String())
-		}
+	}
+	if absent != 1 || bad != 1 {
+		t.Errorf("each fault is logged once, and not %d and %d times:\n%s", absent, bad, logged.String())
 	}
 
 	// An API server that is unavailable removes nothing. Changes made meanwhile arrive later.

@@ -45,7 +45,7 @@ func TestRendered_HasTheImagesOfTheOSImageStream(t *testing.T) {
 		t.Run(strings.Join(versions, " and "), func(t *testing.T) {
 			const crd = "customresourcedefinition/osimagestreams.machineconfiguration.openshift.io"
 			c.KubectlApply(t, streamsCRD(versions...))
-			c.Kubectl(t, "wait", "--for=condition=Established", crd, "--timeout=60s")
+			c.Kubectl(t, "wait", "--for=condition=Established", crd, "--timeout=10m")
 			t.Cleanup(func() {
 				c.Kubectl(t, "delete", crd)
 			})
@@ -83,7 +83,7 @@ func TestRendered_BrokenOSImageStreamKeepsRenderedConfigs(t *testing.T) {
 	c.KubectlApply(t, streamsCRD("v1"))
 	c.Kubectl(t, "wait", "--for=condition=Established",
 		"customresourcedefinition/osimagestreams.machineconfiguration.openshift.io",
-		"--timeout=60s")
+		"--timeout=10m")
 	c.KubectlApply(t, `apiVersion: machineconfiguration.openshift.io/v1
 kind: OSImageStream
 metadata: {name: cluster}
