@@ -122,10 +122,8 @@ func TestUnifiedKernelImageWithPhasesIsLeftToSystemd(t *testing.T) {
 	}
 
 	laterImage := image
-	laterImage.Cmdline = rig.OpenSealed
+	laterImage.Cmdline = rig.OpenSealed + " rig.phases"
 	vm.UKI = &laterImage
-	wantLaterBoot(t, r, vm)
-	laterImage.Cmdline += " rig.phases"
 	last := wantLaterBoot(t, r, vm)
 	for _, line := range []string{"leave-initrd opens", "sysinit opens", "ready opens", "shutdown does not open"} {
 		if !last.Said("^rig: phase " + line) {
