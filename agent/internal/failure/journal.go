@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// journalTime is the limit for both reads of the journal.
+// journalTime is the limit for both reads of the journal. They are part of [reportTime].
 var journalTime = 20 * time.Second
 
 const (
