@@ -62,7 +62,8 @@ func (r *Rig) NewStockDisk(pointer []byte, kubelet *Kubelet) *CoreOSDisk {
 		"lib/systemd/system.conf.d/rig.conf": "[Manager]\nShowStatus=no\n" +
 			"DefaultTimeoutStartSec=infinity\nDefaultDeviceTimeoutSec=infinity\n",
 		"lib/systemd/system/multi-user.target.d/rig.conf": "[Unit]\nWants=boot.mount rig-network.service " +
-			"rig-later-journal.service rig-jobs.service rig-again.service systemd-user-sessions.service\n",
+			"coreos-ignition-firstboot-complete.service rig-later-journal.service rig-jobs.service rig-again.service " +
+			"systemd-user-sessions.service\n",
 	}}
 	memory := ""
 	if kubelet != nil {

@@ -289,9 +289,10 @@ func erase(path string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
+// remove removes a file if it exists. On a read-only mount, unlink fails with EROFS before it looks for the file.
 func remove(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return os.Remove(path)
 }

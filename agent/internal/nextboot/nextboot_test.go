@@ -5,6 +5,7 @@ package nextboot_test
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,6 +171,32 @@ func TestClear_DoesNotForgetAConfigOnAPartitionThatIsNotMounted(t *testing.T) {
 	b.Dir += "-empty"
 	if err := b.Clear(); err != nil {
 		t.Errorf("a machine that staged nothing: %v", err)
+	}
+}
+
+// On CoreOS, coreos-ignition-firstboot-complete.service has already removed everything, in a mount namespace of its own.
+// For all others the partition stays read-only. There, to remove a file that does not exist fails with EROFS.
+func TestClear_OfNothingOnAReadOnlyPartition(t *testing.T) {
+	b := newBoot(t)
+	err := errors.Join(b.Stage([]byte("a secret")), os.RemoveAll(filepath.Join(b.Dir, "ignition")),
+		os.Remove(filepath.Join(b.Dir, "ignition.firstboot")),
+		unix.Mount(b.Dir, b.Dir, "", unix.MS_BIND, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(b.Dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount("", b.Dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Clear(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(b.Marker); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the marker: %v", err)
 	}
 }
 

@@ -156,8 +156,12 @@ func TestAttack_T72_StockImageAttestsInTheRealRootAndBecomesItsNode(t *testing.T
 	s.Linked("worker-0", "worker-0")
 	rec := s.WaitPhase(uid, "Joined")
 	s.WaitEvents(uid, "Attested", "Fetched", "Joined")
-	// systemd enables units only in a first boot. Nothing starts before the cap.
+	// systemd enables units only in a first boot. Nothing starts before the cap. CoreOS's own unit has removed the config
+	// from /boot before.
 	agent := waitStarted(t, second, agentUnit)
+	if at := waitStarted(t, second, "coreos-ignition-firstboot-complete.service"); at > agent {
+		t.Errorf("the agent's unit started before CoreOS's own:\n%.200s", second.Journal()[agent:])
+	}
 	for _, unit := range waiting {
 		if at := waitStarted(t, second, unit); at < agent {
 			t.Errorf("%s started before the agent's unit:\n%.200s", unit, second.Journal()[at:])
