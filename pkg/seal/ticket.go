@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -111,7 +112,11 @@ func (r Ring) openText(kind byte, text string, t any) error {
 		return fmt.Errorf("ticket of %d bytes", len(text))
 	}
 	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	if err != nil || len(raw) < header+nonceSize || raw[0] != kind+xchacha && raw[0] != kind+aesGCM {
+	// The decoder ignores line breaks. A ticket has only one text, by which its holder's requests are counted.
+	if err != nil || strings.ContainsAny(text, "\r\n") {
+		return errNoTicket
+	}
+	if len(raw) < header+nonceSize || raw[0] != kind+xchacha && raw[0] != kind+aesGCM {
 		return errNoTicket
 	}
 	plain, err := r.open(raw, kind)

@@ -35,6 +35,7 @@ func TestAttack_T57_ReportTicketForgedOrExpired(t *testing.T) {
 	for name, bad := range map[string]string{
 		"empty": "", "garbage": "%%%", "cut": text[:len(text)-2], "of another cluster": foreign,
 		"a challenge": base64.RawURLEncoding.EncodeToString(challenge), "with a tail": text + "AAAA",
+		"with a line break": text[:8] + "\n" + text[8:], "with a carriage return": text + "\r",
 	} {
 		_, err := r.OpenTicket(epoch, bad)
 		if d := reason.From(err); d == nil || d.Code != reason.ReportTicketInvalid {
@@ -55,6 +56,7 @@ func FuzzOpenTicket(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(good)
+	f.Add(good + "\n")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, text string) {
 		if _, err := r.OpenTicket(epoch, text); err == nil && text != good {
@@ -84,7 +86,7 @@ func TestAttack_T73_CertifyTicketForgedOrExpired(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, bad := range map[string]string{
-		"empty": "", "a report ticket": report, "cut": text[:len(text)-2],
+		"empty": "", "a report ticket": report, "cut": text[:len(text)-2], "with a line break": text[:8] + "\n" + text[8:],
 	} {
 		if _, err := r.OpenCertifyTicket(epoch, bad); reason.From(err) == nil ||
 			reason.From(err).Code != reason.CertifyTicketInvalid {
