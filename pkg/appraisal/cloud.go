@@ -142,6 +142,11 @@ func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity
 	if err == nil || reason.From(err).Code != reason.MachineTooOld {
 		return m, err
 	}
+	if a.Claimed != nil {
+		if denial := a.Claimed(a.Machines.Named(id, a.rules())); denial != nil {
+			return nil, denial
+		}
+	}
 	for _, component := range []v1alpha1.RecordedIdentity{
 		{InstanceID: recorded.InstanceID}, {EKSHA256: recorded.EKSHA256},
 	} {

@@ -88,7 +88,7 @@ func (r *redemption) check(ctx context.Context) error {
 			return record.BreakGlass(record.Return(rec, c.ID, r.unserved.of(c.ID)), c, false, r.Now())
 		}))
 	}
-	if err := r.redeemable(ctx, c, r.Now()); err != nil {
+	if err := r.Redeemable(ctx, c.MachineUID, c.Pool); err != nil {
 		return err
 	}
 	rec, err := r.record.Record(ctx)
@@ -105,7 +105,7 @@ func (r *redemption) check(ctx context.Context) error {
 func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) error {
 	c, now := r.claims, r.Now()
 	if !record.IsBreakGlass(c.MachineUID) {
-		if err := r.redeemable(ctx, c, now); err != nil {
+		if err := r.Redeemable(ctx, c.MachineUID, c.Pool); err != nil {
 			return err
 		}
 	}
@@ -175,16 +175,16 @@ func (r *Redeemer) usedUp(err error) error {
 		"the records were recently slow or unavailable, and uses may be returned")
 }
 
-// redeemable checks the current state of the Machine.
-func (r *Redeemer) redeemable(ctx context.Context, c token.Claims, now time.Time) error {
+// Redeemable checks that the Machine may have a config of the pool now. It reads no record.
+func (r *Redeemer) Redeemable(ctx context.Context, machineUID, pool string) error {
 	if r.Stale != nil {
-		if err := r.Stale(c.MachineUID); err != nil {
+		if err := r.Stale(machineUID); err != nil {
 			return reason.Wrap(reason.StoreUnavailable, err, "the cached state is out of date")
 		}
 	}
-	err := r.Machines().Redeemable(c.MachineUID, c.Pool, now)
+	err := r.Machines().Redeemable(machineUID, pool, r.Now())
 	if err != nil && r.Confirm != nil && !reason.From(err).Code.Info().Temporary {
-		if stale := r.Confirm(ctx, c.MachineUID); stale != nil {
+		if stale := r.Confirm(ctx, machineUID); stale != nil {
 			return stale
 		}
 	}

@@ -20,14 +20,9 @@ import (
 )
 
 // gate wraps upstream with the gate.
-func (s *Server) gate(upstream http.Handler) http.Handler {
+func (s *Server) gate(upstream http.Handler, redeemer *redeem.Redeemer) http.Handler {
 	limiter, byToken := listen.NewLimiter(s.Config.RequestsPerSecond), listen.NewKeyedLimiter[string](1, 10)
 	shared := s.provisioningGate()
-	live := s.Live()
-	redeemer := &redeem.Redeemer{
-		Records: s.Records(), Log: s.Log, Machines: func() redeem.Machines { return s.View().Machines }, Now: s.Now,
-		Confirm: live.MachineUID, Stale: live.Outdated, Failing: live.Failing,
-	}
 	c := gate.Config{
 		Upstream:     upstream,
 		PreApproved:  s.preApproved(),

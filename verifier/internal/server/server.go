@@ -23,6 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
@@ -76,16 +77,22 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	if err := s.openAgents(); err != nil {
 		return nil, err
 	}
+	live := s.Live()
+	redeemer := &redeem.Redeemer{
+		Records: s.Records(), Log: s.Log, Machines: func() redeem.Machines { return s.View().Machines }, Now: s.Now,
+		Confirm: live.MachineUID, Stale: live.Outdated, Failing: live.Failing,
+	}
 	svc := &service.Service{
 		Clouds: s.Clouds.Verifiers, Directory: s.Clouds.Directory(), AzureTokenResource: s.Config.AzureTokenResource(),
 		View: s.View, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
 		ConfirmProvisioning: s.confirmProvisioning(),
 		Origins:             func(o string) bool { return slices.Contains(s.Config.Origins, o) },
-		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: s.Live().Machine,
+		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: live.Machine,
 		Audit: s.Audit, Limiter: listen.NewLimiter(s.Config.RequestsPerSecond), Source: s.source, Now: s.Now,
 		Observe: s.Metrics.Decision, ObserveTicket: s.Metrics.Report, ObserveRehearsal: s.Metrics.Rehearsal,
 		Stopping:        s.stopping,
-		NodeCertificate: nodeCertificate(s.Config.Credential), NodeNames: s.Live().NodeNames,
+		NodeCertificate: nodeCertificate(s.Config.Credential), NodeNames: live.NodeNames,
+		Redeemable: redeemer.Redeemable,
 	}
 	if s.Config.KeepEvidence > 0 {
 		keep, err := newEvidenceKeeper(s.Config.Path("state", "evidence"), s.Config.KeepEvidence, s.Log)
@@ -97,7 +104,7 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	// This is not an http.ServeMux, because that redirects unclean paths, and Ignition drops its
 	// headers at a redirect.
 	prefix, api := svc.Handler()
-	gate := s.gate(upstream)
+	gate := s.gate(upstream, redeemer)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil {
 			gate.ServeHTTP(w, r) // it denies configs

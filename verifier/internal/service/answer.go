@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -177,15 +178,38 @@ func components(id v1alpha1.RecordedIdentity) []string {
 // holder returns the UID of the Machine whose record has this identity, or "". It reads only one
 // component, the one that is hardest to obtain.
 func (s *Service) holder(ctx context.Context, id v1alpha1.RecordedIdentity) (string, error) {
-	switch {
-	case id.EKSHA256 != "":
-		return s.Records.Holder(ctx, ekComponent(id.EKSHA256))
-	case id.AKSHA256 != "":
-		return s.Records.Holder(ctx, akComponent(id.AKSHA256))
-	case id.InstanceID != "":
-		return s.Records.Holder(ctx, instanceComponent(id.InstanceID))
+	if of := component(id); of != "" {
+		return s.Records.Holder(ctx, of)
 	}
 	return "", nil
+}
+
+// component returns the first component of an identity, or "".
+func component(id v1alpha1.RecordedIdentity) string {
+	switch {
+	case id.EKSHA256 != "":
+		return ekComponent(id.EKSHA256)
+	case id.AKSHA256 != "":
+		return akComponent(id.AKSHA256)
+	case id.InstanceID != "":
+		return instanceComponent(id.InstanceID)
+	}
+	return ""
+}
+
+// lookup is a source that causes reads of claims, and of what: a component of an identity, or the UID of the Machine
+// that the caller only claims to be. Anyone can make new EKs, but not new Machines.
+type lookup struct {
+	from netip.Addr
+	of   string
+}
+
+// lookup denies a source that causes too many reads.
+func (s *Service) lookup(c *call, of string) error {
+	if of != "" && !s.lookups.Allow(c.start, lookup{c.source, of}) {
+		return reason.Deny(reason.RateLimited, "source %s caused too many reads of claims about %s", c.source, of)
+	}
+	return nil
 }
 
 func ekComponent(hash string) string     { return "ek:" + hash }

@@ -8,6 +8,8 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -198,9 +200,9 @@ func (s *tooSoon) Attest(context.Context, string, []string, func(string) bool, s
 }
 
 // A machine, or a container on it, can attest again and again, each time on a new connection. Each call reads its
-// record. A copy of a document does not limit the machine itself.
+// record. A copy of a document does not limit the machine itself, which has another address.
 func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
-	const calls, allowed = 50, 10
+	const calls, allowed, lookups = 50, 10, 20
 	records, kept := &tooSoon{}, 0
 	x := newAttesting(t, evidence.AWSIID)
 	x.Records, x.Keep = records, func(*appraisal.Saved) { kept++ }
@@ -217,7 +219,7 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
 		records.n, kept = 0, 0
 		proven := 0
-		for range calls {
+		for i := range calls {
 			c, err := x.attest(t)
 			if reason.From(err).Code != reason.RateLimited {
 				t.Fatal(err)
@@ -225,13 +227,112 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 			if c.proven {
 				proven++
 			}
-			if bound && c.machine != "default/m1" {
+			if bound && i < lookups && c.machine != "default/m1" {
 				t.Fatalf("the line names Machine %q", c.machine)
 			}
 		}
-		want := map[bool][3]int{true: {allowed, allowed, allowed}, false: {calls, 0, allowed}}[bound]
+		want := map[bool][3]int{true: {allowed, allowed, allowed}, false: {lookups, 0, allowed}}[bound]
 		if got := [3]int{records.n, proven, kept}; got != want {
 			t.Errorf("bound %v: reads of the record, lines without a limit, kept evidence: %v, want %v", bound, got, want)
+		}
+	}
+}
+
+// reading counts the reads of claims.
+type reading struct {
+	noted
+	claims int
+}
+
+func (r *reading) Holder(context.Context, string) (string, error) { r.claims++; return "", nil }
+
+func (*reading) Attest(context.Context, string, []string, func(string) bool, store.Change) error {
+	return reason.Deny(reason.RateLimited, "a moment ago")
+}
+
+// oldInstance is a Machine that is too old for a first attestation.
+type oldInstance struct{ joinedInstance }
+
+func (oldInstance) Match(machine.Identity, machine.Rules) (*machine.Machine, error) {
+	return nil, reason.Deny(reason.MachineTooOld, "old")
+}
+
+// another is a document that names another instance each time, all of one Machine.
+type another struct{ n *int }
+
+func (a another) Verify(context.Context, evidence.Document, evidence.Binding, time.Time) (evidence.Claim, error) {
+	return a, nil
+}
+
+func (a another) Statement() evidence.Statement {
+	return evidence.Statement{Kind: evidence.AWSIID, ProviderID: "aws:///a/i-1", InstanceID: fmt.Sprint("aws:i-", *a.n)}
+}
+
+func (a another) Confirm(context.Context, evidence.Candidate) (evidence.Statement, error) {
+	return a.Statement(), nil
+}
+
+// A machine, or a caller that only claims to be one, can attest again and again, each time on a new connection. Each call
+// reads a claim from the API server before it is denied.
+func TestAttack_T49_ReadsOfClaimsHaveABudget(t *testing.T) {
+	tokens, err := token.KeySet{}.Rotate(time.Now(), rand.Reader, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for name, c := range map[string]struct {
+		machines view.Machines
+		document evidence.Verifier
+	}{
+		"a Machine that attests":                   {everyInstance{}, instance{bound: true}},
+		"a Machine that the caller names":          {oldInstance{}, instance{}},
+		"the same Machine, by ever other evidence": {oldInstance{}, another{&n}},
+	} {
+		x, records := newAttesting(t, evidence.AWSIID), &reading{}
+		policies := x.View().Policies
+		x.View = func() *view.View {
+			return &view.View{Complete: true, Policies: policies, Machines: c.machines, Trust: &trust.Trust{}}
+		}
+		x.Records, x.Confirm = records, func(context.Context, *machine.Machine) error { return nil }
+		x.Issuer, x.TokenKeys = "https://verifier", func() token.KeySet { return tokens }
+		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: c.document}
+		x.request.Cloud = []*mcsattestv1.CloudEvidence{
+			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+		}
+		for range 100 {
+			n++
+			if _, err := x.attest(t); reason.From(err) == nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		if records.claims == 0 || records.claims > 20 {
+			t.Errorf("%s: %d reads of claims", name, records.claims)
+		}
+		x.from, records.claims = x.from.Next(), 0
+		if _, err := x.attest(t); reason.From(err) == nil || records.claims == 0 {
+			t.Errorf("%s: another address causes %d reads: %v", name, records.claims, err)
+		}
+	}
+}
+
+// A machine whose namespace cannot be read is denied before its record is. A copy of its document causes no line
+// without a limit.
+func TestAttack_T49_ACopyHasABudgetOfLinesWhileTheStateIsOutdated(t *testing.T) {
+	for _, bound := range []bool{true, false} {
+		x := newAttesting(t, evidence.AWSIID)
+		policies := x.View().Policies
+		x.View = func() *view.View {
+			return &view.View{Complete: true, Policies: policies, Machines: everyInstance{}, Trust: &trust.Trust{},
+				StaleIn: map[string]error{"default": errors.New("no answer")}}
+		}
+		x.Records = &noted{}
+		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
+		x.request.Cloud = []*mcsattestv1.CloudEvidence{
+			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+		}
+		c, err := x.attest(t)
+		if reason.From(err) == nil || reason.From(err).Code != reason.StoreUnavailable || c.proven != bound {
+			t.Errorf("bound %v: proven %v, %v", bound, c.proven, err)
 		}
 	}
 }

@@ -88,6 +88,7 @@ func (s *Service) certifyTicket(c *call, p policy.Policy, challenge seal.Challen
 //   - the request has the attested key, and is signed with it: CSRMalformed, CSRKeyChanged
 //   - it is for a name that the Machine has: CSRContent
 //   - the record allows it, as [record.RequestCertificate] says
+//   - the Machine may have a config now, as the gate checks
 //
 // It writes the request to the record and waits until the controller has added the certificate.
 // This process creates no certificate signing request, and decides nothing about it.
@@ -128,8 +129,12 @@ func (s *Service) certify(ctx context.Context, c *call,
 		return nil, reason.Deny(reason.CSRKeyChanged, "the machine attested the key %s, but the request has %s",
 			ticket.KeySHA256, key)
 	}
-	chain, err := s.issued(ctx, ticket, req.GetCsr())
+	pool, chain, err := s.issued(ctx, ticket, req.GetCsr())
 	if err != nil {
+		return nil, err
+	}
+	// This replica may know more than the record.
+	if err := s.Redeemable(ctx, ticket.MachineUID, pool); err != nil {
 		return nil, err
 	}
 	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {
@@ -171,23 +176,25 @@ func checkCSR(der []byte, names []string) (keySHA256 string, err error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// issued writes a request to the record, and returns the certificate that the controller adds to it.
-func (s *Service) issued(ctx context.Context, ticket seal.CertifyTicket, der []byte) (chain []byte, err error) {
+// issued writes a request to the record, and returns the certificate that the controller adds to it, and the pool of
+// the attestation.
+func (s *Service) issued(ctx context.Context, ticket seal.CertifyTicket, der []byte) (pool string, chain []byte,
+	err error) {
 	for pause := firstRead; ; pause = min(2*pause, maxRead) {
 		err := s.Records.Update(ctx, ticket.MachineUID,
 			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 				next, err := record.RequestCertificate(rec, ticket.TokenID, der, ticket.KeySHA256, s.Now())
 				if err == nil && next == nil && record.Certified(rec, ticket.TokenID, s.Now()) == ticket.KeySHA256 {
-					chain = rec.Status.Certificate.Issued
+					pool, chain = rec.Status.Pool, rec.Status.Certificate.Issued
 				}
 				return next, err
 			})
 		if err != nil || len(chain) > 0 {
-			return chain, err
+			return pool, chain, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, reason.Deny(reason.CredentialUnavailable, "the controller has not added the certificate yet")
+			return "", nil, reason.Deny(reason.CredentialUnavailable, "the controller has not added the certificate yet")
 		case <-time.After(pause):
 		}
 	}

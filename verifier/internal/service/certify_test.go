@@ -97,8 +97,9 @@ func newCertifying(t *testing.T) *certifying {
 	x.Service = &Service{
 		SealKeys: func() seal.Ring { return keys }, Records: x.records, Audit: audit.New(slog.New(slog.DiscardHandler)),
 		Limiter: listen.NewLimiter(100), Now: func() time.Time { return now },
-		Source:    func(*http.Request) netip.Addr { return netip.MustParseAddr("127.0.0.1") },
-		NodeNames: func(context.Context, string) ([]string, error) { return x.names, nil },
+		Source:     func(*http.Request) netip.Addr { return netip.MustParseAddr("127.0.0.1") },
+		NodeNames:  func(context.Context, string) ([]string, error) { return x.names, nil },
+		Redeemable: func(context.Context, string, string) error { return nil },
 	}
 	x.ticket = seal.CertifyTicket{MachineUID: "u1", TokenID: "t1", KeySHA256: x.hash, Expiry: now.Add(time.Hour)}
 	return x
@@ -169,6 +170,26 @@ func TestCertify_WaitsForTheController(t *testing.T) {
 	}
 	if x.records.writes != 1 {
 		t.Errorf("%d writes", x.records.writes)
+	}
+}
+
+// A replica may know of a quarantine that the controller has not yet written into the record. A certificate cannot be
+// revoked, so it is not delivered.
+func TestAttack_T67_ACertificateWaitsForNoQuarantineInTheRecord(t *testing.T) {
+	x := newCertifying(t)
+	x.records.rec.Status.Pool = "worker"
+	der := request(t, x.key, "system:node:worker-0")
+	if _, err := x.call(t, der); err != nil {
+		t.Fatal(err)
+	}
+	var asked string
+	x.Redeemable = func(_ context.Context, uid, pool string) error {
+		asked = uid + " " + pool
+		return reason.Deny(reason.Quarantined, "Machine m")
+	}
+	res, err := x.call(t, der)
+	if d := reason.From(err); d == nil || d.Code != reason.Quarantined || res != nil || asked != "u1 worker" {
+		t.Errorf("the certificate of %q: %v, %v", asked, res, err)
 	}
 }
 

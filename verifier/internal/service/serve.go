@@ -139,6 +139,7 @@ func (s *Service) Handler() (string, http.Handler) {
 	s.bodies, s.turns, s.provenTurns = listen.NewBodies(maxBodies), newTurns(), newTurns()
 	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
 	s.attempts = listen.NewKeyedLimiter[attempt](0.5, 10)
+	s.lookups = listen.NewKeyedLimiter[lookup](1, 20)
 	s.rehearsals = s.newRehearsals()
 	return "/" + mcsattestv1connect.AttestationName + "/", http.HandlerFunc(s.serve)
 }

@@ -93,6 +93,8 @@ type Service struct {
 	// the names that the Node of a Machine may have. If it is nil, Certify is denied.
 	NodeCertificate mcsattestv1.NodeCertificate
 	NodeNames       func(ctx context.Context, machineUID string) ([]string, error)
+	// Redeemable checks that a Machine may have a config of the pool now, as the gate does. It is set if NodeNames is.
+	Redeemable func(ctx context.Context, machineUID, pool string) error
 	// Keep, if set, is called with each Attest call that proved which Machine the
 	// caller is.
 	Keep func(*appraisal.Saved)
@@ -103,6 +105,7 @@ type Service struct {
 	provenTurns *listen.Turns
 	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
 	attempts    *listen.KeyedLimiter[attempt]
+	lookups     *listen.KeyedLimiter[lookup]
 	rehearsals  *rehearsal.Rehearsals
 }
 
@@ -213,9 +216,13 @@ func (s *Service) attest(ctx context.Context, c *call,
 		Endorsers: appraisal.Endorsers(current.Trust.AK, current.Machines, current.EKRoots),
 		Clouds:    s.Clouds, Directory: s.Directory,
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
+			if err := s.lookup(c, component(id)); err != nil {
+				return "", err
+			}
 			c.yield()
 			return s.holder(ctx, id)
 		},
+		Claimed: func(m *machine.Machine) error { return s.lookup(c, m.UID) },
 	}
 	var answers appraisal.Answers
 	if s.Keep != nil {
@@ -250,8 +257,8 @@ func (s *Service) attest(ctx context.Context, c *call,
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
 	if err := current.Outdated(verdict.Machine); err != nil {
-		return nil, reason.Wrap(reason.StoreUnavailable, err, "the cached state of Machine %s is out of date",
-			verdict.Machine)
+		return nil, s.afterVerdict(ctx, c, verdict, reason.Wrap(reason.StoreUnavailable, err,
+			"the cached state of Machine %s is out of date", verdict.Machine))
 	}
 	if err := s.lacksKey(p, challenge, verdict); err != nil {
 		return nil, s.afterVerdict(ctx, c, verdict, err)
