@@ -138,7 +138,7 @@ type Flow struct {
 	Claims  func(context.Context) []byte
 	Version string
 	Dialer  *client.Dialer
-	// Accept is the Accept header of the request that will follow for the config; empty means that of
+	// Accept is the Accept header of the request that will follow for the config; empty means that of any
 	// Ignition.
 	Accept string
 	// Clock receives the time and the certificates of each verifier that admits this machine; nil means

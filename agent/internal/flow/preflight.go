@@ -3,8 +3,8 @@
 package flow
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -25,23 +25,48 @@ type gateAnswer struct{ text string }
 
 func (g *gateAnswer) Error() string { return g.text }
 
+// accepts are the Accept headers of the versions of Ignition. Which one this machine's Ignition will send is unknown.
+// A config with an option of a new specification does not exist in older ones, and an older Machine Config Server
+// refuses to serve newer ones.
+var accepts = []string{
+	client.IgnitionAccept,
+	"application/vnd.coreos.ignition+json;version=3.5.0, */*;q=0.1",
+	"application/vnd.coreos.ignition+json;version=3.6.0, */*;q=0.1",
+}
+
+// errVersion reports that the gate has no config in the version of a request.
+type errVersion struct{ gateAnswer }
+
 // errStale reports that a token became too old before the gate checked it.
 type errStale struct{ last error }
 
 func (e errStale) Error() string { return fmt.Sprintf("%v; the token is too old", e.last) }
 
-// preflight asks the gate with HEAD until it accepts the token. HEAD does not count as a use of the
-// token. over reports when it no longer waits for an answer; the error is then errStale.
+// preflight asks the gate with HEAD until it accepts the token, for one version of the config after another. HEAD does
+// not count as a use of the token. over reports when it no longer waits for an answer; the error is then errStale.
 func (f *Flow) preflight(ctx context.Context, t Target, g *Grant, over func(*Grant) bool) error {
 	httpClient := f.Dialer.HTTPClient()
 	// A redirect would send the token to another server.
 	httpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	defer httpClient.CloseIdleConnections()
-	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		again, err := f.head(ctx, httpClient, t, g)
+	accepts := accepts
+	if f.Accept != "" {
+		accepts = []string{f.Accept}
+	}
+	pause, refused := firstPause, 0 // versions
+	for n := 0; ; n++ {
+		again, err := f.head(ctx, httpClient, t, g, accepts[n%len(accepts)])
 		if err == nil || !again {
 			return err
 		}
+		var version *errVersion
+		if errors.As(err, &version) {
+			if refused++; refused == len(accepts) {
+				return &version.gateAnswer
+			}
+			continue
+		}
+		refused = 0
 		if over(g) {
 			return errStale{err}
 		}
@@ -49,6 +74,7 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *Grant, over func(*Gra
 		if err := f.sleep(ctx, pause); err != nil {
 			return err
 		}
+		pause = min(2*pause, maxPause)
 	}
 }
 
@@ -64,7 +90,8 @@ func (f *Flow) resume(ctx context.Context, t Target, g *Grant, denial error) (*G
 }
 
 // head sends one request. It returns again if a later request may have another result.
-func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *Grant) (again bool, err error) {
+func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *Grant, accept string) (again bool,
+	err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, t.URL, nil)
@@ -73,7 +100,7 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *G
 	}
 	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
 	req.Header.Set("User-Agent", f.Version)
-	req.Header.Set("Accept", cmp.Or(f.Accept, client.IgnitionAccept))
+	req.Header.Set("Accept", accept)
 	resp, err := httpClient.Do(req)
 	if err != nil {
 		return true, fmt.Errorf("asking the gate: %w", client.Plain(err))
@@ -89,7 +116,7 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *G
 		return false, &gateAnswer{fmt.Sprintf("the gate answered with a redirect (HTTP status %d)", code)}
 	case code == http.StatusBadRequest:
 		// The token is not the cause, so a new one would not help.
-		return false, &gateAnswer{"the gate has no config in a version that this machine reads (HTTP status 400)"}
+		return true, &errVersion{gateAnswer{"the gate has no config in a version that this machine reads (HTTP status 400)"}}
 	default:
 		return false, &gateRefusal{code}
 	}

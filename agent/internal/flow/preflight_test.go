@@ -47,7 +47,9 @@ func TestPreflight(t *testing.T) {
 		{"a rejected token is replaced", []int{401}, 2, ""},
 		{"three rejected tokens end the flow", repeat(401, 3), 3, "rejected 3 new tokens"},
 		{"429 and 408 are retried", []int{429, 408}, 1, ""},
-		{"400 does not concern the token", []int{400}, 1, "no config in a version that this machine reads"},
+		{"400 to the first version does not concern the token", []int{400}, 1, ""},
+		{"nor does 400 to each version", repeat(400, 3), 1, "no config in a version that this machine reads"},
+		{"400 before an outage counts no more", []int{400, 400, 503, 400, 400}, 1, ""},
 		{"404 counts as a rejection", repeat(404, 3), 3, "HTTP status 404"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -68,6 +70,29 @@ func TestPreflight(t *testing.T) {
 				t.Errorf("%d attestations, want %d", attests, c.attests)
 			}
 		})
+	}
+}
+
+// Which version Ignition will request is unknown. The config may have only a new one: then the folder of a verifier
+// denies an older one, and a Machine Config Server cannot convert it.
+func TestPreflight_AsksForEachVersionOfIgnition(t *testing.T) {
+	for name, code := range map[string]int{"denied": 400, "cannot be converted": 500, "not rendered": 503} {
+		for _, only := range []string{"3.4.0", "3.5.0", "3.6.0"} {
+			t.Run(name+" except in "+only, func(t *testing.T) {
+				m := newMachine(t)
+				v := started(t, &verifiertest.Verifier{GateFunc: func(w http.ResponseWriter, r *http.Request) bool {
+					if r.Method != http.MethodHead ||
+						r.Header.Get("Accept") == "application/vnd.coreos.ignition+json;version="+only+", */*;q=0.1" {
+						return false
+					}
+					w.WriteHeader(code)
+					return true
+				}})
+				if _, err := m.run(v); err != nil {
+					t.Error(err)
+				}
+			})
+		}
 	}
 }
 
