@@ -129,6 +129,26 @@ func TestConfig_OfACertifiedMachineHasNoCredential(t *testing.T) {
 	}
 }
 
+// The agent waits for the credential: it can get another token, and Ignition cannot.
+func TestCredentials_HEADNeedsThemAsGETDoes(t *testing.T) {
+	f, i := newFixture(), &published{}
+	f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
+	i.get = func(token.Claims) (*credential.Credential, error) {
+		return nil, reason.Deny(reason.CredentialUnavailable, "not published")
+	}
+	if res := f.do(t, head("/config/worker", good)); res.StatusCode != 503 {
+		t.Errorf("without a credential: %d", res.StatusCode)
+	}
+	i.get = nil
+	asked, got := f.do(t, head("/config/worker", good)), f.do(t, get("/config/worker", good))
+	if asked.StatusCode != 200 || asked.ContentLength != int64(len(body(t, got))) || body(t, asked) != "" {
+		t.Errorf("%d, %d bytes announced", asked.StatusCode, asked.ContentLength)
+	}
+	if f.redeem.redeems != 1 {
+		t.Errorf("HEAD and GET took %d uses", f.redeem.redeems)
+	}
+}
+
 func TestCredentials_OnlyForTokensOfMachines(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -138,7 +158,7 @@ func TestCredentials_OnlyForTokensOfMachines(t *testing.T) {
 		want    string // token in the config; "" for no body
 		reads   int
 	}{
-		{"HEAD reads none", head("/config/worker", good), nil, 200, "", 0},
+		{"HEAD", head("/config/worker", good), nil, 200, "", 1},
 		{"a pool that is Off", get("/config/worker", ""), func(f *fixture, _ *published) { f.policy.Mode = Off },
 			200, sharedToken, 0},
 		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *published) { f.policy.Mode = Audit }, 200,

@@ -286,7 +286,8 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //   - the record still allows it, and the token is still valid;
 //   - the upstream's response is a whole Ignition config. If machines have their own
 //     bootstrap credentials, the shared one in it can be replaced;
-//   - GET: the bootstrap credential of the machine is read, if machines have their own;
+//   - the bootstrap credential of the machine is read, if machines have their own. It is in the answer to a
+//     HEAD, too, so that the agent waits for it, and not Ignition, which cannot get another token;
 //   - GET: a use of the token is counted, if it has uses. The record must have the
 //     credential.
 func (g *gate) decide(r *request) (*answer, error) {
@@ -325,7 +326,7 @@ func (g *gate) decide(r *request) (*answer, error) {
 			return nil, err
 		}
 	}
-	if r.Method == http.MethodHead || r.claims == nil {
+	if r.claims == nil {
 		return res, nil
 	}
 	// Count no use for a client that disconnected.
@@ -335,6 +336,9 @@ func (g *gate) decide(r *request) (*answer, error) {
 	own, err := g.exchange(r, res)
 	if err != nil {
 		return nil, err
+	}
+	if r.Method == http.MethodHead {
+		return res, nil
 	}
 	if err := r.redemption.Redeem(r.Context(), own); err != nil {
 		return nil, err

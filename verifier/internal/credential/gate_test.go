@@ -205,7 +205,7 @@ func TestGate_ServesTheMachinesOwnCredential(t *testing.T) {
 			t.Errorf("the record does not know %q", id)
 		}
 
-		// A retry with the same token receives the same one, and HEAD none.
+		// A retry with the same token receives the same one.
 		if status, body = d.ask(http.MethodGet); status != http.StatusOK {
 			t.Fatalf("status %d", status)
 		}
