@@ -90,18 +90,30 @@ type Reconciler struct {
 	reader client.Reader // live
 	writer client.StatusClient
 
-	mu     sync.Mutex
-	writes map[string]*rate.Limiter // by the name of the policy
+	mu       sync.Mutex
+	writes   map[string]*rate.Limiter      // by the name of the policy
+	reported map[reconcile.Request]warning // of objects that cannot be used
+}
+
+// warning is the last Event about an object that cannot be used.
+type warning struct {
+	event events.Event
+	at    time.Time
 }
 
 // One policy has this many writes without a pause, and then one in each interval.
 const (
 	withoutPause  = 8
 	writeInterval = 15 * time.Second
+	// reminder is the time after which an unchanged fault is reported again. The inventory requests a
+	// reconciliation of each fault every minute, and Kubernetes deletes Events after an hour.
+	reminder = time.Hour
 )
 
 // New returns a Reconciler.
-func New(o Options) *Reconciler { return &Reconciler{o: o, writes: map[string]*rate.Limiter{}} }
+func New(o Options) *Reconciler {
+	return &Reconciler{o: o, writes: map[string]*rate.Limiter{}, reported: map[reconcile.Request]warning{}}
+}
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
@@ -114,9 +126,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	resource, name := sources.Requested(request)
 	fault, bad := r.o.Inventory.Fault(resource, name)
-	if bad {
-		r.o.Events.Emit(events.Event{About: fault.About, Warning: true, Reason: reasonNotUsable, Message: fault.Text})
-	}
+	r.warn(request, fault, bad)
 	switch resource {
 	case policies:
 		return r.policy(ctx, name.Name)
@@ -124,6 +134,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, r.attestation(ctx, name, fault, bad)
 	}
 	return reconcile.Result{}, nil
+}
+
+// warn writes an Event about an object that cannot be used, if it says something new.
+func (r *Reconciler) warn(request reconcile.Request, fault inventory.Fault, bad bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !bad {
+		delete(r.reported, request)
+		return
+	}
+	event := events.Event{About: fault.About, Warning: true, Reason: reasonNotUsable, Message: fault.Text}
+	if last, now := r.reported[request], r.o.Now(); last.event != event || now.Sub(last.at) >= reminder {
+		r.o.Events.Emit(event)
+		r.reported[request] = warning{event, now}
+	}
 }
 
 // policy maintains the condition of an AttestationPolicy. It writes with the resourceVersion that the

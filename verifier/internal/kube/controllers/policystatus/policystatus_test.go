@@ -118,6 +118,41 @@ func (r *rig) seen(name string, change func(*inventory.Policy)) {
 	r.policies[name] = p
 }
 
+// The inventory requests each fault every minute. Kubernetes would suppress so many Events, and the verifier would count
+// them as lost.
+func TestReconcile_AFaultIsReportedOnceAnHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		name := types.NamespacedName{Namespace: "ns", Name: "roots"}
+		request := sources.Kind{Resource: "configmaps"}.Request(name)
+		fault := inventory.Fault{About: events.Object{Kind: "ConfigMap", Namespace: "ns", Name: "roots", UID: "1"}, Text: "one"}
+		r.faults[name] = fault
+		for range 90 {
+			r.do(request)
+			time.Sleep(time.Minute)
+		}
+		if n := len(r.events); n != 2 {
+			t.Errorf("%d Events in 90 minutes", n)
+		}
+		fault.Text = "another"
+		r.faults[name] = fault
+		if _, n := r.do(request); n != 1 {
+			t.Errorf("%d Events about another fault", n)
+		}
+		fault.About.UID = "2"
+		r.faults[name] = fault
+		if _, n := r.do(request); n != 1 {
+			t.Errorf("%d Events about another object of the name", n)
+		}
+		delete(r.faults, name)
+		r.do(request)
+		r.faults[name] = fault
+		if _, n := r.do(request); n != 1 {
+			t.Errorf("%d Events about a fault that came back", n)
+		}
+	})
+}
+
 // After a restore of etcd two replicas may lead for a moment, and only one of them may have noticed it.
 func TestReconcile_TheWritesOfReplicasThatDisagreeHavePauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // time advances only while all goroutines wait
