@@ -20,7 +20,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Endorsement",type=string,JSONPath=`.status.endorsement`
 // +kubebuilder:printcolumn:name="Attested",type=date,JSONPath=`.status.lastAttested`
 // +kubebuilder:printcolumn:name="Quarantined",type=boolean,JSONPath=`.spec.quarantined`,priority=1
-// +kubebuilder:printcolumn:name="Why not",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Attested")].reason`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type MachineAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
