@@ -315,6 +315,59 @@ func TestAttack_T49_ReadsOfClaimsHaveABudget(t *testing.T) {
 	}
 }
 
+// holding is a store in which the Machine "other" has the identity of each machine.
+type holding struct{ noted }
+
+func (*holding) Attest(_ context.Context, _ string, _ []string, alive func(string) bool, _ store.Change) error {
+	if alive("other") {
+		return reason.Deny(reason.IdentityConflict, "other")
+	}
+	return reason.Deny(reason.Internal, "written")
+}
+
+// knowing knows one Machine more.
+type knowing struct {
+	everyInstance
+	uid string
+}
+
+func (k knowing) Known(uid string) bool { return uid == k.uid }
+
+// A file that cannot be read may have the Machine that holds an identity. A conflict is permanent, and nobody knows yet
+// whether there is one.
+func TestAttest_AConflictWithAMachineInAFileThatCannotBeReadIsTemporary(t *testing.T) {
+	tokens, err := token.KeySet{}.Rotate(time.Now(), rand.Reader, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		complete bool
+		known    string
+		want     reason.Code
+		noted    int
+	}{
+		"it exists":                            {true, "other", reason.IdentityConflict, 1},
+		"it exists, and a file cannot be read": {false, "other", reason.IdentityConflict, 1},
+		"it may be in the file":                {false, "", reason.StoreUnavailable, 0},
+		"it was deleted":                       {true, "", reason.Internal, 1},
+	} {
+		x, records := newAttesting(t, evidence.AWSIID), &holding{}
+		policies := x.View().Policies
+		x.View = func() *view.View {
+			return &view.View{Complete: c.complete, Policies: policies, Machines: knowing{uid: c.known}, Trust: &trust.Trust{}}
+		}
+		x.Records, x.Issuer, x.TokenKeys = records, "https://verifier", func() token.KeySet { return tokens }
+		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound: true}}
+		x.request.Cloud = []*mcsattestv1.CloudEvidence{
+			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+		}
+		_, err := x.attest(t)
+		if d := reason.From(err); d == nil || d.Code != c.want || records.n != c.noted {
+			t.Errorf("%s: %v, %d denials on the record", name, err, records.n)
+		}
+	}
+}
+
 // A machine whose namespace cannot be read is denied before its record is. A copy of its document causes no line
 // without a limit.
 func TestAttack_T49_ACopyHasABudgetOfLinesWhileTheStateIsOutdated(t *testing.T) {

@@ -323,10 +323,18 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	if err != nil {
 		return nil, err
 	}
-	err = s.write(ctx, v, current.Alive,
-		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			return record.Attest(rec, a, s.Now()) // the call may have waited for another one
-		})
+	unread := false // whether a holder of the identity exists
+	alive := func(uid string) bool {
+		unread = unread || !current.Complete && !current.Machines.Known(uid)
+		return current.Alive(uid)
+	}
+	err = s.write(ctx, v, alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Attest(rec, a, s.Now()) // the call may have waited for another one
+	})
+	if unread && err != nil && reason.From(err).Code == reason.IdentityConflict {
+		err = reason.Wrap(reason.StoreUnavailable, err, "an object or a file cannot be read, and the other machine may "+
+			"be in it or not")
+	}
 	if err != nil {
 		return nil, s.afterVerdict(ctx, c, v, err)
 	}
