@@ -47,6 +47,9 @@ func NewRendered(raw []byte) (*Rendered, error) {
 // Bytes returns the config's text, which the caller must not modify.
 func (c *Rendered) Bytes() []byte { return c.raw }
 
+// Version returns the version of the config's specification.
+func (c *Rendered) Version() specversion.Version { return c.version }
+
 // As returns the config if the client accepts its version, or else a denial. A client that
 // names no version, such as curl, receives it unchanged.
 func (c *Rendered) As(accept specversion.Accept) (*Rendered, error) {

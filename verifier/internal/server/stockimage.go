@@ -3,7 +3,6 @@
 package server
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -103,7 +102,7 @@ func (s *Server) preApproved() http.Handler {
 			return nil, reason.Wrap(reason.ConfigUnavailable, err, "read the CA of the agent's pointer config")
 		}
 		full, _ := whole.Config(pool, accept) // if only an upstream has it, the agent checks it
-		carrying, err := cache.get(agentConfigKey{pool, plain, full}, authorities, func() (*gate.Rendered, error) {
+		carrying, err := cache.get(pool, plain, full, authorities, func() (*gate.Rendered, error) {
 			return s.withAgent(pool, plain, full, authorities)
 		})
 		if err != nil {
@@ -140,36 +139,42 @@ func (s *Server) withAgent(pool string, plain, full *gate.Rendered, authorities 
 	return gate.NewRendered(raw)
 }
 
-// agentConfigs caches configs with the agent, so that a request makes none. The zero value is ready.
+// agentConfigs caches configs with the agent, so that a request makes none. It has one for each version of each pool's
+// config, so that no client evicts those of others. The zero value is ready.
 type agentConfigs struct {
-	mu   sync.Mutex
-	ring [32]struct {
-		key         agentConfigKey
-		authorities []byte
-		config      *gate.Rendered
-		err         error
-	}
-	next int
+	mu  sync.Mutex
+	all map[agentConfigKey]agentConfig
 }
 
-// agentConfigKey names a config without the agent, and the full one.
 type agentConfigKey struct {
 	pool        string
-	plain, full *gate.Rendered
+	plain, full specversion.Version // zero if there is none
 }
 
-func (c *agentConfigs) get(key agentConfigKey, authorities []byte, make func() (*gate.Rendered, error)) (
-	*gate.Rendered, error) {
+// agentConfig is a config with the agent, or why there is none, and what it was made of.
+type agentConfig struct {
+	plain, full *gate.Rendered
+	authorities string
+	config      *gate.Rendered
+	err         error
+}
+
+func (c *agentConfigs) get(pool string, plain, full *gate.Rendered, authorities []byte,
+	make func() (*gate.Rendered, error)) (*gate.Rendered, error) {
+	key := agentConfigKey{pool: pool, plain: plain.Version()}
+	if full != nil {
+		key.full = full.Version()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range c.ring {
-		if e := &c.ring[i]; e.key == key && bytes.Equal(e.authorities, authorities) {
-			return e.config, e.err
+	e, ok := c.all[key]
+	if !ok || e.plain != plain || e.full != full || e.authorities != string(authorities) {
+		e = agentConfig{plain: plain, full: full, authorities: string(authorities)}
+		e.config, e.err = make()
+		if c.all == nil {
+			c.all = map[agentConfigKey]agentConfig{}
 		}
+		c.all[key] = e
 	}
-	config, err := make()
-	e := &c.ring[c.next]
-	e.key, e.authorities, e.config, e.err = key, authorities, config, err
-	c.next = (c.next + 1) % len(c.ring)
-	return config, err
+	return e.config, e.err
 }

@@ -206,6 +206,47 @@ func TestPreApproved_DeniesAConfigThatTheFullOneCannotFollow(t *testing.T) {
 	}
 }
 
+// To make a config with the agent needs much more time than to serve it. Any client chooses the pool and the version.
+func TestAttack_T61_ConfigsWithTheAgentAreMadeOnce(t *testing.T) {
+	const pools = 40
+	var all []*gate.Rendered
+	for _, version := range []string{"3.1.0", "3.2.0", "3.3.0", "3.4.0"} {
+		config, err := gate.NewRendered([]byte(`{"ignition":{"version":"` + version + `"}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, config)
+	}
+	var cache agentConfigs
+	made := 0
+	ask := func(plain, full *gate.Rendered, authorities string) {
+		t.Helper()
+		for i := range pools {
+			config, err := cache.get(fmt.Sprint("pool-", i), plain, full, []byte(authorities),
+				func() (*gate.Rendered, error) { made++; return plain, nil })
+			if err != nil || config != plain {
+				t.Fatal(config, err)
+			}
+		}
+	}
+	for range 3 {
+		for _, plain := range all {
+			ask(plain, plain, "ca")
+			ask(plain, all[0], "ca") // a client that reads an older version
+			ask(plain, nil, "ca")
+		}
+	}
+	// The first full config is also that of an older version.
+	if want := pools * (3*len(all) - 1); made != want {
+		t.Errorf("%d configs were made, want %d", made, want)
+	}
+	made = 0
+	ask(all[1], all[1], "another ca")
+	if made != pools {
+		t.Errorf("after a change of the CA, %d configs were made", made)
+	}
+}
+
 func TestPreApproved_DeniesAClientThatCannotCheckTheAgent(t *testing.T) {
 	s, _ := downloads(t, []byte("agent"))
 	s.Backend = newRealRoot(t, `{"ignition":{"version":"3.0.0"}}`, `{"ignition":{"version":"3.0.0"}}`)
