@@ -60,6 +60,7 @@ func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, count bool,
 	}
 	next.Status.Token.Uses++
 	next.Status.Phase, next.Status.Pool = v1alpha1.PhaseFetched, c.Pool
-	note(&next.Status, now, "BreakGlass", "", "", "full config of pool "+c.Pool+" by an administrator's token")
+	// In a cluster, the object's name has the id of the token, and not the administrator's name for it.
+	note(&next.Status, now, "BreakGlass", "", "", "full config of pool "+c.Pool+" by an administrator's token, "+c.Subject)
 	return next, nil
 }
