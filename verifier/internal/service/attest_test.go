@@ -333,8 +333,8 @@ type knowing struct {
 
 func (k knowing) Known(uid string) bool { return uid == k.uid }
 
-// A file that cannot be read may have the Machine that holds an identity. A conflict is permanent, and nobody knows yet
-// whether there is one.
+// A file that cannot be read may have the Machine that holds an identity. A conflict is permanent, and it is not
+// known yet whether there is one.
 func TestAttest_AConflictWithAMachineInAFileThatCannotBeReadIsTemporary(t *testing.T) {
 	tokens, err := token.KeySet{}.Rotate(time.Now(), rand.Reader, 0)
 	if err != nil {
