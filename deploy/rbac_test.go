@@ -85,7 +85,7 @@ func as(t *testing.T, c *cluster.Cluster, account string) *caller {
 
 func (g Grant) gvr() schema.GroupVersionResource {
 	version := map[string]string{
-		"": "v1", "coordination.k8s.io": "v1", "mcs-attest.dev": "v1alpha1", "machine.openshift.io": "v1beta1",
+		"": "v1", "apps": "v1", "coordination.k8s.io": "v1", "mcs-attest.dev": "v1alpha1", "machine.openshift.io": "v1beta1",
 		"cluster.x-k8s.io": "v1beta2", "metal3.io": "v1alpha1", "authentication.k8s.io": "v1", "authorization.k8s.io": "v1",
 		"machineconfiguration.openshift.io": "v1", "security.openshift.io": "v1",
 	}[g.Group]

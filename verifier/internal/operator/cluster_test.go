@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -33,6 +35,40 @@ func room(t *testing.T, c *cluster.Cluster, name string) (fixture, *operator.Clu
 		t.Fatal(err)
 	}
 	return f, b
+}
+
+// The conditions do not change any more when no controller runs.
+func TestState_WithoutAControllerTheConditionsAreOld(t *testing.T) {
+	f, b := room(t, installed(t), "lease")
+	leases := schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	state := func(what string, serving bool) {
+		t.Helper()
+		s, err := b.State(t.Context())
+		old := err == nil && slices.ContainsFunc(s.Problems, func(p string) bool {
+			return strings.HasPrefix(p, "no controller runs: none has renewed Lease v-lease/mcs-attest-verifier since 20")
+		})
+		if err != nil || s.Serving != serving || old == serving {
+			t.Errorf("%s: serving %v, problems %v, %v", what, s.Serving, s.Problems, err)
+		}
+	}
+	state("there is no Lease", true)
+	for _, c := range []struct {
+		what string
+		ago  time.Duration
+		want bool
+	}{{"the controllers ended yesterday", 24 * time.Hour, false}, {"one leads", time.Second, true}} {
+		_, err := f.put(leases, fmt.Sprintf("apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: "+
+			"mcs-attest-verifier, namespace: %s}\nspec: {holderIdentity: pod, leaseDurationSeconds: 30, renewTime: %q}\n",
+			f.own, time.Now().Add(-c.ago).UTC().Format("2006-01-02T15:04:05.000000Z")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		state(c.what, c.want)
+		err = f.d.Resource(leases).Namespace(f.own).Delete(t.Context(), "mcs-attest-verifier", metav1.DeleteOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestListsLongerThanAPageAreWhole(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
@@ -275,7 +276,31 @@ func (c *Cluster) conditions(ctx context.Context, s *admin.State) error {
 	}
 	s.Conditions, s.Holder = v.Status.Conditions, v.Status.Holder
 	s.Serving = s.Serving || meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionAvailable)
+	if renewed := c.abandoned(ctx); !renewed.IsZero() {
+		s.Serving = false
+		s.Problems = append(s.Problems, fmt.Sprintf("no controller runs: none has renewed Lease %s/%s since %s, and the "+
+			"conditions are from then; see: kubectl -n %s get deployment,pods", c.o.Own, kube.LeaseName,
+			renewed.UTC().Format(time.RFC3339), c.o.Own))
+	}
 	return nil
+}
+
+// lingers is how old the Lease of the controller may be. The clock of this program may be wrong by minutes.
+const lingers = 5 * time.Minute
+
+// abandoned returns when a controller last renewed its Lease, if that is long ago. Without the permission to read it,
+// that is not known.
+func (c *Cluster) abandoned(ctx context.Context) time.Time {
+	o, err := c.dynamic.Resource(leases).Namespace(c.o.Own).Get(ctx, kube.LeaseName, metav1.GetOptions{})
+	if err != nil {
+		return time.Time{}
+	}
+	text, _, _ := unstructured.NestedString(o.Object, "spec", "renewTime")
+	renewed, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || c.o.Now().Sub(renewed) < lingers {
+		return time.Time{}
+	}
+	return renewed
 }
 
 var uid = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
