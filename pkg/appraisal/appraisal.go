@@ -102,8 +102,8 @@ type Context struct {
 	// Recorded returns the UID of the Machine whose record has a component of this
 	// identity, or "". A Machine with a record may attest again regardless of its age.
 	Recorded func(v1alpha1.RecordedIdentity) (string, error)
-	// Claimed, if set, is called before Recorded is asked for a Machine that the caller only claims to be. If it
-	// returns a denial, Recorded is not asked.
+	// Claimed, if set, is called before Recorded is asked for a Machine that the caller only claims to be: without a
+	// document, and with a TPM that is not enrolled for it. If it returns a denial, Recorded is not asked.
 	Claimed func(*machine.Machine) error
 	// ProvisioningTokens are the currently valid tokens, the current one first.
 	ProvisioningTokens []secret.Bytes

@@ -121,7 +121,7 @@ func (a *appraisal) candidate() error {
 		return nil
 	}
 	switch code := reason.From(err).Code; {
-	case code == reason.StoreUnavailable:
+	case code == reason.StoreUnavailable, code == reason.RateLimited:
 		return err
 	case len(a.claims) == 0:
 		// No provider can be asked; another endorsement may know the TPM.
@@ -142,8 +142,12 @@ func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity
 	if err == nil || reason.From(err).Code != reason.MachineTooOld {
 		return m, err
 	}
-	if a.Claimed != nil {
-		if denial := a.Claimed(a.Machines.Named(id, a.rules())); denial != nil {
+	if m = a.Machines.Named(id, a.rules()); m == nil { // it was just deleted
+		return nil, err
+	}
+	// A document says that it is that Machine, or an administrator said that the TPM is.
+	if a.Claimed != nil && len(a.claims) == 0 && !slices.Contains(m.EKSHA256, recorded.EKSHA256) {
+		if denial := a.Claimed(m); denial != nil {
 			return nil, denial
 		}
 	}

@@ -500,6 +500,56 @@ func TestCandidate_AcceptsARecordedOldMachine(t *testing.T) {
 	tr.refused(t, reason.EvidenceDisagrees)
 }
 
+// Before a record is read for a caller that only claims to be its Machine, the verifier may deny that.
+func TestCandidate_ReadsNoRecordForAClaimWithoutABudget(t *testing.T) {
+	claiming := func() *trial {
+		tr := newTPMTrial(t)
+		tr.manifests = machineA
+		tr.spec.TPM2.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementEnrolled}
+		tr.directory, tr.claims = directory{genuine: true, asked: &tr.asked}, fmt.Sprintf(`{"providerID":%q}`, instanceA)
+		old(tr)
+		return tr
+	}
+	enrolled := claiming()
+	enrolled.manifests = strings.Replace(enrolled.manifests, "name: a,",
+		"name: a, annotations: {"+v1alpha1.AnnotationEKSHA256+": \""+hex.EncodeToString(enrolled.tpm.EKSPKI[:])+"\"},", 1)
+	documented := newTrial(evidence.GCPIdentity)
+	old(documented)
+	gone := claiming()
+	gone.replace = func(m appraisal.Machines) appraisal.Machines { return unnamed{m} }
+	for name, c := range map[string]struct {
+		tr      *trial
+		claimed int
+		want    reason.Code
+	}{
+		"a claim":                 {claiming(), 1, reason.RateLimited},
+		"a TPM that is enrolled":  {enrolled, 0, reason.StoreUnavailable},
+		"a document":              {documented, 0, reason.StoreUnavailable},
+		"the Machine was deleted": {gone, 0, reason.EKNotEnrolled},
+	} {
+		claimed, read := 0, 0
+		c.tr.spoil = func(in *appraisal.Context, _ *appraisal.Evidence) {
+			in.Claimed = func(m *machine.Machine) error {
+				claimed++
+				return reason.Deny(reason.RateLimited, "Machine %s", m.Name)
+			}
+			in.Recorded = func(v1alpha1.RecordedIdentity) (string, error) {
+				read++
+				return "", reason.Deny(reason.StoreUnavailable, "read")
+			}
+		}
+		_, err := c.tr.appraise(t)
+		if code(err) != c.want || claimed != c.claimed || (read > 0) != (c.want == reason.StoreUnavailable) {
+			t.Errorf("%s: %d claims, %d reads, %v", name, claimed, read, err)
+		}
+	}
+}
+
+// unnamed is a registry from which each Machine was deleted after it matched.
+type unnamed struct{ appraisal.Machines }
+
+func (unnamed) Named(machine.Identity, machine.Rules) *machine.Machine { return nil }
+
 // The provider is asked about an old Machine if its record has the TPM that answered. Without the record, the
 // denial does not reveal the Machine's state to the caller, but names it as the cause.
 func TestCandidate_AcceptsTheRecordedTPMOfAnOldMachine(t *testing.T) {

@@ -3,6 +3,7 @@
 package gate
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"net/http"
 	"path"
@@ -29,6 +30,9 @@ type Rendered struct {
 	length  string
 	version specversion.Version
 
+	hashed sync.Once
+	digest [sha256.Size]byte
+
 	once    sync.Once
 	slot    *credential.Slot
 	slotErr error
@@ -47,8 +51,11 @@ func NewRendered(raw []byte) (*Rendered, error) {
 // Bytes returns the config's text, which the caller must not modify.
 func (c *Rendered) Bytes() []byte { return c.raw }
 
-// Version returns the version of the config's specification.
-func (c *Rendered) Version() specversion.Version { return c.version }
+// Digest returns the SHA-256 of the config's text. It is computed once.
+func (c *Rendered) Digest() [sha256.Size]byte {
+	c.hashed.Do(func() { c.digest = sha256.Sum256(c.raw) })
+	return c.digest
+}
 
 // As returns the config if the client accepts its version, or else a denial. A client that
 // names no version, such as curl, receives it unchanged.

@@ -524,7 +524,8 @@ func TestBreakGlass(t *testing.T) {
 	}
 	if s := r.Status; r.APIVersion != v1alpha1.APIVersion || r.Kind != v1alpha1.KindMachineAttestation ||
 		s.MachineUID != valid.MachineUID || s.Phase != v1alpha1.PhaseFetched || s.Pool != "worker" || len(s.History) != 3 ||
-		last(r) != [3]string{"BreakGlass", "", "full config of pool worker by an administrator's token, break-glass/ticket-7"} {
+		last(r) != [3]string{"BreakGlass", "",
+			"full config of pool worker by an administrator's token, break-glass/ticket-7"} {
 		t.Errorf("%+v", r)
 	}
 	_, err := record.BreakGlass(r, valid, true, start)

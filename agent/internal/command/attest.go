@@ -196,6 +196,7 @@ func (a *agent) newFlow(ctx context.Context, machine platform.Machine, authoriti
 		Version:  agentVersion(),
 		Dialer:   client.NewDialer(authorities),
 		Hostname: hostname,
+		Accept:   a.accept(ctx),
 	}
 	key, err := bootKey(machine)
 	if err != nil {

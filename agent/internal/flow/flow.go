@@ -138,8 +138,8 @@ type Flow struct {
 	Claims  func(context.Context) []byte
 	Version string
 	Dialer  *client.Dialer
-	// Accept is the Accept header of the request that will follow for the config; empty means that of any
-	// Ignition.
+	// Accept is the Accept header of the request that will follow for the config; empty means that it is
+	// unknown.
 	Accept string
 	// Clock receives the time and the certificates of each verifier that admits this machine; nil means
 	// that the clock stays as it is.

@@ -25,9 +25,8 @@ type gateAnswer struct{ text string }
 
 func (g *gateAnswer) Error() string { return g.text }
 
-// accepts are the Accept headers of the versions of Ignition. Which one this machine's Ignition will send is unknown.
-// A config with an option of a new specification does not exist in older ones, and an older Machine Config Server
-// refuses to serve newer ones.
+// accepts are Accept headers of Ignition, for a machine whose Ignition is unknown. A config with an option of a new
+// specification does not exist in older ones, and an older Machine Config Server refuses to serve newer ones.
 var accepts = []string{
 	client.IgnitionAccept,
 	"application/vnd.coreos.ignition+json;version=3.5.0, */*;q=0.1",

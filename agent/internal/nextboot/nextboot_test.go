@@ -174,7 +174,7 @@ func TestClear_DoesNotForgetAConfigOnAPartitionThatIsNotMounted(t *testing.T) {
 	}
 }
 
-// On CoreOS, coreos-ignition-firstboot-complete.service has already removed everything, in a mount namespace of its own.
+// On CoreOS, coreos-ignition-firstboot-complete.service has removed everything before, in a mount namespace of its own.
 // For all others the partition stays read-only. There, to remove a file that does not exist fails with EROFS.
 func TestClear_OfNothingOnAReadOnlyPartition(t *testing.T) {
 	b := newBoot(t)

@@ -20,6 +20,8 @@ type Paths struct {
 	Cmdline string `env:"MCS_ATTEST_CMDLINE" default:"/proc/cmdline"`
 	// exists in an initramfs
 	Initrd string `env:"MCS_ATTEST_INITRD" default:"/etc/initrd-release"`
+	// Ignition, which is asked for its version
+	Ignition string `env:"MCS_ATTEST_IGNITION" default:"/usr/bin/ignition"`
 	// the config that Ignition caches between stages
 	IgnitionJSON string `env:"MCS_ATTEST_IGNITION_JSON" default:"/run/ignition.json"`
 	// The folders in which Ignition searches for user.ign and base.d, in order of precedence.

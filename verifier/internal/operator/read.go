@@ -277,7 +277,6 @@ func (c *Cluster) conditions(ctx context.Context, s *admin.State) error {
 	s.Conditions, s.Holder = v.Status.Conditions, v.Status.Holder
 	s.Serving = s.Serving || meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionAvailable)
 	if renewed := c.abandoned(ctx); !renewed.IsZero() {
-		s.Serving = false
 		s.Problems = append(s.Problems, fmt.Sprintf("no controller runs: none has renewed Lease %s/%s since %s, and the "+
 			"conditions are from then; see: kubectl -n %s get deployment,pods", c.o.Own, kube.LeaseName,
 			renewed.UTC().Format(time.RFC3339), c.o.Own))

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -139,42 +140,40 @@ func (s *Server) withAgent(pool string, plain, full *gate.Rendered, authorities 
 	return gate.NewRendered(raw)
 }
 
-// agentConfigs caches configs with the agent, so that a request makes none. It has one for each version of each pool's
-// config, so that no client evicts those of others. The zero value is ready.
+// agentConfigs caches configs with the agent, so that a request makes none. The zero value is ready.
 type agentConfigs struct {
-	mu  sync.Mutex
-	all map[agentConfigKey]agentConfig
+	mu   sync.Mutex
+	ring [64]struct {
+		key    agentConfigKey
+		config *gate.Rendered
+		err    error
+	}
+	next int
 }
 
+// agentConfigKey has the digests of a config without the agent, of the full one, and of the CA. A config that was
+// rendered again has the same.
 type agentConfigKey struct {
-	pool        string
-	plain, full specversion.Version // zero if there is none
-}
-
-// agentConfig is a config with the agent, or why there is none, and what it was made of.
-type agentConfig struct {
-	plain, full *gate.Rendered
-	authorities string
-	config      *gate.Rendered
-	err         error
+	pool                     string
+	plain, full, authorities [sha256.Size]byte
 }
 
 func (c *agentConfigs) get(pool string, plain, full *gate.Rendered, authorities []byte,
 	make func() (*gate.Rendered, error)) (*gate.Rendered, error) {
-	key := agentConfigKey{pool: pool, plain: plain.Version()}
+	key := agentConfigKey{pool: pool, plain: plain.Digest(), authorities: sha256.Sum256(authorities)}
 	if full != nil {
-		key.full = full.Version()
+		key.full = full.Digest()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e, ok := c.all[key]
-	if !ok || e.plain != plain || e.full != full || e.authorities != string(authorities) {
-		e = agentConfig{plain: plain, full: full, authorities: string(authorities)}
-		e.config, e.err = make()
-		if c.all == nil {
-			c.all = map[agentConfigKey]agentConfig{}
+	for i := range c.ring {
+		if e := &c.ring[i]; e.key == key {
+			return e.config, e.err
 		}
-		c.all[key] = e
 	}
-	return e.config, e.err
+	config, err := make()
+	e := &c.ring[c.next]
+	e.key, e.config, e.err = key, config, err
+	c.next = (c.next + 1) % len(c.ring)
+	return config, err
 }

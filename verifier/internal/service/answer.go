@@ -197,8 +197,19 @@ func component(id v1alpha1.RecordedIdentity) string {
 	return ""
 }
 
-// lookup is a source that causes reads of claims, and of what: a component of an identity, or the UID of the Machine
-// that the caller only claims to be. Anyone can make new EKs, but not new Machines.
+// recorded is holder for a caller that may call again and again, each time on a new connection. Reads about a TPM have
+// a budget. Those about the identity in a document have none: a copy of it must not limit the machine.
+func (s *Service) recorded(ctx context.Context, c *call, id v1alpha1.RecordedIdentity) (string, error) {
+	if id.EKSHA256 != "" || id.AKSHA256 != "" {
+		if err := s.lookup(c, component(id)); err != nil {
+			return "", err
+		}
+	}
+	return s.holder(ctx, id)
+}
+
+// lookup is a source that causes reads of claims, and of what: the component of a TPM, or the UID of the Machine that
+// the caller only claims to be. Anyone can make new EKs, but not new Machines.
 type lookup struct {
 	from netip.Addr
 	of   string
@@ -206,7 +217,7 @@ type lookup struct {
 
 // lookup denies a source that causes too many reads.
 func (s *Service) lookup(c *call, of string) error {
-	if of != "" && !s.lookups.Allow(c.start, lookup{c.source, of}) {
+	if !s.lookups.Allow(c.start, lookup{c.source, of}) {
 		return reason.Deny(reason.RateLimited, "source %s caused too many reads of claims about %s", c.source, of)
 	}
 	return nil

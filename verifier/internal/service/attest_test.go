@@ -9,7 +9,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -200,9 +199,9 @@ func (s *tooSoon) Attest(context.Context, string, []string, func(string) bool, s
 }
 
 // A machine, or a container on it, can attest again and again, each time on a new connection. Each call reads its
-// record. A copy of a document does not limit the machine itself, which has another address.
+// record. A copy of a document does not limit the machine itself.
 func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
-	const calls, allowed, lookups = 50, 10, 20
+	const calls, allowed = 50, 10
 	records, kept := &tooSoon{}, 0
 	x := newAttesting(t, evidence.AWSIID)
 	x.Records, x.Keep = records, func(*appraisal.Saved) { kept++ }
@@ -219,7 +218,7 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: instance{bound}}
 		records.n, kept = 0, 0
 		proven := 0
-		for i := range calls {
+		for range calls {
 			c, err := x.attest(t)
 			if reason.From(err).Code != reason.RateLimited {
 				t.Fatal(err)
@@ -227,11 +226,11 @@ func TestAttack_T61_AttestationsOfOneMachineAreLimited(t *testing.T) {
 			if c.proven {
 				proven++
 			}
-			if bound && i < lookups && c.machine != "default/m1" {
+			if bound && c.machine != "default/m1" {
 				t.Fatalf("the line names Machine %q", c.machine)
 			}
 		}
-		want := map[bool][3]int{true: {allowed, allowed, allowed}, false: {lookups, 0, allowed}}[bound]
+		want := map[bool][3]int{true: {allowed, allowed, allowed}, false: {calls, 0, allowed}}[bound]
 		if got := [3]int{records.n, proven, kept}; got != want {
 			t.Errorf("bound %v: reads of the record, lines without a limit, kept evidence: %v, want %v", bound, got, want)
 		}
@@ -246,72 +245,41 @@ type reading struct {
 
 func (r *reading) Holder(context.Context, string) (string, error) { r.claims++; return "", nil }
 
-func (*reading) Attest(context.Context, string, []string, func(string) bool, store.Change) error {
-	return reason.Deny(reason.RateLimited, "a moment ago")
-}
-
-// oldInstance is a Machine that is too old for a first attestation.
-type oldInstance struct{ joinedInstance }
-
-func (oldInstance) Match(machine.Identity, machine.Rules) (*machine.Machine, error) {
-	return nil, reason.Deny(reason.MachineTooOld, "old")
-}
-
-// another is a document that names another instance each time, all of one Machine.
-type another struct{ n *int }
-
-func (a another) Verify(context.Context, evidence.Document, evidence.Binding, time.Time) (evidence.Claim, error) {
-	return a, nil
-}
-
-func (a another) Statement() evidence.Statement {
-	return evidence.Statement{Kind: evidence.AWSIID, ProviderID: "aws:///a/i-1", InstanceID: fmt.Sprint("aws:i-", *a.n)}
-}
-
-func (a another) Confirm(context.Context, evidence.Candidate) (evidence.Statement, error) {
-	return a.Statement(), nil
-}
-
-// A machine, or a caller that only claims to be one, can attest again and again, each time on a new connection. Each call
-// reads a claim from the API server before it is denied.
+// A machine can attest again and again, each time on a new connection, and a caller can claim to be it. Each call reads
+// a claim from the API server before it is denied.
 func TestAttack_T49_ReadsOfClaimsHaveABudget(t *testing.T) {
-	tokens, err := token.KeySet{}.Rotate(time.Now(), rand.Reader, 0)
-	if err != nil {
-		t.Fatal(err)
+	const budget = 20
+	x, records := newAttesting(t, evidence.AWSIID), &reading{}
+	x.Records = records
+	read := func(from netip.Addr, id v1alpha1.RecordedIdentity) error {
+		_, err := x.recorded(t.Context(), &call{start: x.Now(), source: from}, id)
+		return err
 	}
-	n := 0
-	for name, c := range map[string]struct {
-		machines view.Machines
-		document evidence.Verifier
-	}{
-		"a Machine that attests":                   {everyInstance{}, instance{bound: true}},
-		"a Machine that the caller names":          {oldInstance{}, instance{}},
-		"the same Machine, by ever other evidence": {oldInstance{}, another{&n}},
-	} {
-		x, records := newAttesting(t, evidence.AWSIID), &reading{}
-		policies := x.View().Policies
-		x.View = func() *view.View {
-			return &view.View{Complete: true, Policies: policies, Machines: c.machines, Trust: &trust.Trust{}}
-		}
-		x.Records, x.Confirm = records, func(context.Context, *machine.Machine) error { return nil }
-		x.Issuer, x.TokenKeys = "https://verifier", func() token.KeySet { return tokens }
-		x.Clouds = map[evidence.Kind]evidence.Verifier{evidence.AWSIID: c.document}
-		x.request.Cloud = []*mcsattestv1.CloudEvidence{
-			{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
-		}
+	for name, id := range map[string]v1alpha1.RecordedIdentity{"EK": {EKSHA256: "e"}, "AK": {AKSHA256: "a"}} {
+		records.claims = 0
+		var err error
 		for range 100 {
-			n++
-			if _, err := x.attest(t); reason.From(err) == nil {
-				t.Fatalf("%s: %v", name, err)
-			}
+			err = read(x.from, id)
 		}
-		if records.claims == 0 || records.claims > 20 {
-			t.Errorf("%s: %d reads of claims", name, records.claims)
+		if records.claims != budget || reason.From(err) == nil || reason.From(err).Code != reason.RateLimited {
+			t.Errorf("%s: %d reads of claims, %v", name, records.claims, err)
 		}
-		x.from, records.claims = x.from.Next(), 0
-		if _, err := x.attest(t); reason.From(err) == nil || records.claims == 0 {
-			t.Errorf("%s: another address causes %d reads: %v", name, records.claims, err)
+		if err := read(x.from.Next(), id); err != nil || records.claims != budget+1 {
+			t.Errorf("%s, from another address: %d reads, %v", name, records.claims, err)
 		}
+	}
+	if err := read(x.from, v1alpha1.RecordedIdentity{EKSHA256: "another"}); err != nil {
+		t.Errorf("another TPM at the address: %v", err)
+	}
+	// A copy of a document does not limit the machine itself.
+	records.claims = 0
+	for range 100 {
+		if err := read(x.from, v1alpha1.RecordedIdentity{InstanceID: "i"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if records.claims != 100 {
+		t.Errorf("a document: %d reads", records.claims)
 	}
 }
 

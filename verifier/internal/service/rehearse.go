@@ -156,12 +156,16 @@ func (w recorder) Rehearse(ctx context.Context, r rehearsal.Result) (end rehears
 // afterwards returns what would stop a machine whose evidence was accepted, or nil: another Machine has a component of
 // its identity, or it would wait for its node's certificate or never get it. It does not name the other Machine.
 func (s *Service) afterwards(ctx context.Context, v *appraisal.Verdict, pool string) error {
-	m := v.Machine
+	m, current := v.Machine, s.View()
 	for _, component := range components(v.Identity) {
 		switch uid, err := s.Records.Holder(ctx, component); {
 		case err != nil:
 			return err
-		case uid != "" && uid != m.UID && (m.Mirror == nil || uid != m.Mirror.UID) && s.View().Alive(uid):
+		case uid == "" || uid == m.UID || m.Mirror != nil && uid == m.Mirror.UID || !current.Alive(uid):
+		case !current.Machines.Known(uid):
+			return reason.Deny(reason.StoreUnavailable, "an object or a file cannot be read, and a Machine with the identity "+
+				"component %s may be in it or not", component)
+		default:
 			return reason.Deny(reason.IdentityConflict, "another Machine has the identity component %s", component)
 		}
 	}

@@ -216,11 +216,8 @@ func (s *Service) attest(ctx context.Context, c *call,
 		Endorsers: appraisal.Endorsers(current.Trust.AK, current.Machines, current.EKRoots),
 		Clouds:    s.Clouds, Directory: s.Directory,
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
-			if err := s.lookup(c, component(id)); err != nil {
-				return "", err
-			}
 			c.yield()
-			return s.holder(ctx, id)
+			return s.recorded(ctx, c, id)
 		},
 		Claimed: func(m *machine.Machine) error { return s.lookup(c, m.UID) },
 	}

@@ -29,7 +29,8 @@ func (k *Process) statusControllers() []func(manager.Manager) error {
 	serving := fronts.New(fronts.Options{Client: k.typed, Namespace: p.Config.Kubernetes.Namespace, Log: p.Log})
 	verifier := verifierstatus.New(verifierstatus.Options{
 		Now: p.Now, Limit: c.Limit(), Holder: k.identity, Version: p.Version,
-		Unavailable: func() view.Finding { return cmp.Or(c.Unavailable(), serving.Unavailable()) }, Progressing: c.Progressing, Acknowledge: c.Guard().Acknowledge,
+		Unavailable: func() view.Finding { return cmp.Or(c.Unavailable(), serving.Unavailable()) },
+		Progressing: c.Progressing, Acknowledge: c.Guard().Acknowledge,
 		Findings: k.findings, Degraded: p.Metrics.Degraded, Conditions: k.conditions,
 		ControlPlaneNodes: roles.ControlPlaneNodes,
 	})

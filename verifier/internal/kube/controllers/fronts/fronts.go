@@ -3,8 +3,8 @@
 // Package fronts reports whether any process that serves machines is ready. The leading controller knows what such a
 // process needs, but not whether one runs.
 //
-// It reads the status of the DaemonSet every 15 seconds and writes nothing. Package verifierstatus writes what it found.
-// Its permission, in the verifier's own namespace:
+// It reads the status of the DaemonSet every 15 seconds and writes nothing. Package verifierstatus writes what it
+// found. Its permission, in the verifier's own namespace:
 //
 //	daemonsets (mcs-attest-verifier)    get
 //

@@ -105,9 +105,10 @@ type warning struct {
 const (
 	withoutPause  = 8
 	writeInterval = 15 * time.Second
-	// reminder is the time after which an unchanged fault is reported again. The inventory requests a
-	// reconciliation of each fault every minute, and Kubernetes deletes Events after an hour.
-	reminder = time.Hour
+	// reminder is the time after which an unchanged fault is reported again, because an Event can be lost, and
+	// Kubernetes deletes it after an hour. client-go suppresses more than one in five minutes. The inventory requests
+	// a reconciliation of each fault every minute.
+	reminder = 15 * time.Minute
 )
 
 // New returns a Reconciler.
