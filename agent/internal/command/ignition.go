@@ -12,7 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 )
 
-var ignitionVersion = regexp.MustCompile(`^Ignition v?2\.(\d{1,3})\.`)
+// ignitionVersion is what Ignition prints: "Ignition 2.21.0", on Debian "Ignition Debian 2.14.0+ds1-1+b6".
+var ignitionVersion = regexp.MustCompile(`^Ignition (?:[A-Z]\w+ )?v?2\.(\d{1,3})\.`)
 
 // accept returns the Accept header that the Ignition of this initramfs will send, or "" if that is unknown.
 func (a *agent) accept(ctx context.Context) string {

@@ -15,17 +15,17 @@ import (
 func TestAccept_IsThatOfTheIgnitionInTheInitramfs(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "ignition")
 	for printed, want := range map[string]string{
-		"Ignition 2.14.0+ds1":      "3.3.0",
-		"Ignition 2.16.2":          "3.4.0",
-		"Ignition 2.21.0":          "3.5.0",
-		"Ignition v2.25.1-dirty":   "3.5.0",
-		"Ignition 2.26.0":          "3.6.0",
-		"Ignition 2.31.0":          "3.6.0",
-		"Ignition 2.15.0":          "",
-		"Ignition 2.19.0":          "",
-		"Ignition 0.35.0":          "",
-		"Ignition 3.0.0":           "",
-		"Ignition was not stamped": "",
+		"Ignition Debian 2.14.0+ds1-1+b6": "3.3.0",
+		"Ignition 2.16.2":                 "3.4.0",
+		"Ignition 2.21.0":                 "3.5.0",
+		"Ignition v2.25.1-dirty":          "3.5.0",
+		"Ignition 2.26.0":                 "3.6.0",
+		"Ignition 2.31.0":                 "3.6.0",
+		"Ignition 2.15.0":                 "",
+		"Ignition 2.19.0":                 "",
+		"Ignition 0.35.0":                 "",
+		"Ignition 3.0.0":                  "",
+		"Ignition was not stamped":        "",
 	} {
 		script := "#!/bin/sh\n[ \"$*\" = --version ] && echo '" + printed + "'\n"
 		if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
