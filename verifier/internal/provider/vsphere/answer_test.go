@@ -67,8 +67,14 @@ func TestAnswerOfAVCenter_IsLimited(t *testing.T) {
 			body = append(bytes.Clone(body), "<!--"...)
 			return append(append(body, bytes.Repeat([]byte("x"), size-len(body)-len(rest))...), rest...)
 		}
-		d, _ := v.directory()
-		keys, err := d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+		var keys tpm2.ProviderKeys
+		var err error
+		for range 5 { // a busy host may need longer for such an answer than a call may take
+			d, _ := v.directory()
+			if keys, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek); !errors.Is(err, context.DeadlineExceeded) {
+				break
+			}
+		}
 		if want != 0 {
 			denied(t, err, want)
 			continue
