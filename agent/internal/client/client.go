@@ -32,7 +32,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
 
-// IgnitionAccept is an Accept header as Ignition sends it.
+// IgnitionAccept is the Accept header of Ignition 2.16 to 2.18.
 const IgnitionAccept = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
 
 // maxResponse is the largest response that the agent reads from a verifier, in bytes.

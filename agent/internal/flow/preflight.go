@@ -41,8 +41,9 @@ type errStale struct{ last error }
 
 func (e errStale) Error() string { return fmt.Sprintf("%v; the token is too old", e.last) }
 
-// preflight asks the gate with HEAD until it accepts the token, for one version of the config after another. HEAD does
-// not count as a use of the token. over reports when it no longer waits for an answer; the error is then errStale.
+// preflight asks the gate with HEAD until it accepts the token. HEAD does not count as a use of the token. If the
+// version that Ignition will request is unknown, each request is for another one. over reports when preflight no longer
+// waits for an answer; the error is then errStale.
 func (f *Flow) preflight(ctx context.Context, t Target, g *Grant, over func(*Grant) bool) error {
 	httpClient := f.Dialer.HTTPClient()
 	// A redirect would send the token to another server.
