@@ -56,11 +56,12 @@ func New(o Options) *Reader {
 }
 
 // SetupWithManager adds the reader to a manager.
-func (r *Reader) SetupWithManager(m manager.Manager) error {
-	return m.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		wait.UntilWithContext(ctx, r.read, interval)
-		return nil
-	}))
+func (r *Reader) SetupWithManager(m manager.Manager) error { return m.Add(r) }
+
+// Start implements manager.Runnable.
+func (r *Reader) Start(ctx context.Context) error {
+	wait.UntilWithContext(ctx, r.read, interval)
+	return nil
 }
 
 // Unavailable returns that no process is ready, or the zero value. It is also zero if there is no DaemonSet: then the
