@@ -28,14 +28,3 @@ func TestPointerOnAConfigDrive(t *testing.T) {
 	}
 	node.WantNoTokensLeft()
 }
-
-// Without the agent, Ignition reads the same drive and is denied. So the test above succeeds only
-// because of the agent's copy with the token.
-func TestIgnitionWithoutTheAgentReadsTheSameDrive(t *testing.T) {
-	r, v, tpm := rig.Enrolled(t, rig.VerifierConfig{})
-	node := r.Boot(rig.VM{
-		TPM: tpm, Platform: "openstack", ConfigDrive: drive(v.Pointer("worker")), Cmdline: "mcs-attest=off",
-	})
-	node.WantEmergency()
-	v.WantAudit("fetch", "denied", "TokenMissing")
-}

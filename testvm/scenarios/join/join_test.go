@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package join follows a machine to the end: it attests, its config contains its own credential,
-// and with that its kubelet becomes the Node of its Machine and of no other Machine.
+// Package join follows a machine to the end: it attests, and its kubelet becomes the Node of its Machine and of no
+// other Machine. Package rendered does the same with a bootstrap credential of the machine's own.
 package join
 
 import (
@@ -49,68 +49,6 @@ func machine(s *replicas.Set, r *rig.Rig, name string) (uid string, tpm *rig.TPM
 	tpm = r.NewTPM()
 	s.Enroll(name, tpm)
 	return uid, tpm
-}
-
-func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
-	t.Parallel()
-	r := rig.New(t)
-	s, shared := installed(t, r, map[string]string{})
-	uid, tpm := machine(s, r, "worker-0")
-
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: s.Kubelet("worker-0")})
-	s.WaitNode("worker-0")
-	s.Linked("worker-0", "worker-0")
-	node.WaitFor("^rig: kubelet has its server certificate")
-	rec := s.WaitPhase(uid, "Joined")
-	s.WaitEvents(uid, "Attested", "Fetched", "Joined")
-	node.Kill()
-
-	// The config is the upstream's, except for one token.
-	for path, want := range s.NodeFiles(nil) {
-		if got := node.ReadFile(path); got != want {
-			t.Errorf("%s holds %q", path, got)
-		}
-	}
-	kubeconfig := node.ReadFile("/etc/kubernetes/kubeconfig")
-	stolen := s.TokenOf(kubeconfig)
-	if strings.ReplaceAll(kubeconfig, `"`, "") != s.Kubeconfig(stolen) {
-		t.Errorf("the kubeconfig is not the upstream's but for the token, %d bytes", len(kubeconfig))
-	}
-	if stolen == shared {
-		t.Error("the machine has received the shared token")
-	}
-
-	// Its request names the credential in the record.
-	csr := s.WaitCSR(replicas.ClientSigner, "of worker-0", func(c replicas.CSR) bool { return c.Is("Approved") })
-	if i := slices.IndexFunc(rec.Status.Credentials,
-		func(c replicas.Credential) bool { return c.ID == csr.Credential() }); i < 0 {
-		t.Errorf("the request was made with %s, the record has %+v", csr.Credential(), rec.Status.Credentials)
-	}
-	if c := rec.Status.Certificate; c == nil || c.Node != "worker-0" || c.Request != csr.Metadata.Name ||
-		c.CredentialID != csr.Credential() {
-		t.Errorf("the record's certificate is %+v, the request %s", c, csr.Metadata.Name)
-	}
-	for _, signer := range []string{replicas.ClientSigner, replicas.ServingSigner} {
-		for _, one := range s.CSRs(signer) {
-			if !one.Is("Approved") || one.Status.Conditions[0].Reason != "mcs-attest" || len(one.Status.Certificate) == 0 {
-				t.Errorf("%s is %+v", one.Metadata.Name, one.Status.Conditions)
-			}
-		}
-	}
-	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Joined") {
-		t.Errorf("status:\n%s", status)
-	}
-
-	// The credential is deleted with its Machine.
-	if !s.Usable(stolen) {
-		t.Error("the credential does not work")
-	}
-	s.Cluster.Kubectl(t, "-n", replicas.Machines, "delete", "machines.machine.openshift.io", "worker-0")
-	for deadline := time.Now().Add(3 * time.Minute); s.Usable(stolen); time.Sleep(200 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the credential still works after its Machine was deleted")
-		}
-	}
 }
 
 // Root on an attested machine has the machine's credential, and the shared one from an older

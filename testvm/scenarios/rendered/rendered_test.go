@@ -7,8 +7,10 @@ package rendered
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/testvm/replicas"
@@ -99,13 +101,22 @@ func TestAttestedMachineBecomesItsNodeWithTheFullConfig(t *testing.T) {
 
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: s.Kubelet("worker-0")})
 	s.WaitNode("worker-0")
+	s.Linked("worker-0", "worker-0")
+	node.WaitFor("^rig: kubelet has its server certificate")
 	rec := s.WaitPhase(uid, "Joined")
+	s.WaitEvents(uid, "Attested", "Fetched", "Joined")
 	node.Kill()
 
+	for path, want := range s.NodeFiles(nil) {
+		if got := node.ReadFile(path); got != want {
+			t.Errorf("%s holds %q", path, got)
+		}
+	}
 	if got := node.ReadFile(password); got != "a customer's password" {
 		t.Errorf("%s holds %q", password, got)
 	}
-	if !s.Usable(s.TokenOf(node.ReadFile(kubeconfigPath))) || len(rec.Status.Credentials) == 0 {
+	own := s.TokenOf(node.ReadFile(kubeconfigPath))
+	if !s.Usable(own) || own == s.SharedToken() || len(rec.Status.Credentials) == 0 {
 		t.Errorf("no credential of its own: %+v", rec.Status.Credentials)
 	}
 	var written map[string]string
@@ -115,5 +126,34 @@ func TestAttestedMachineBecomesItsNodeWithTheFullConfig(t *testing.T) {
 	if name := written["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") ||
 		!strings.Contains(node.ReadFile(encapsulated), name) {
 		t.Errorf("the node would report %q", name)
+	}
+
+	// Its request names the credential in the record.
+	csr := s.WaitCSR(replicas.ClientSigner, "of worker-0", func(c replicas.CSR) bool { return c.Is("Approved") })
+	if !slices.ContainsFunc(rec.Status.Credentials,
+		func(c replicas.Credential) bool { return c.ID == csr.Credential() }) {
+		t.Errorf("the request was made with %s, the record has %+v", csr.Credential(), rec.Status.Credentials)
+	}
+	if c := rec.Status.Certificate; c == nil || c.Node != "worker-0" || c.Request != csr.Metadata.Name ||
+		c.CredentialID != csr.Credential() {
+		t.Errorf("the record's certificate is %+v, the request %s", c, csr.Metadata.Name)
+	}
+	for _, signer := range []string{replicas.ClientSigner, replicas.ServingSigner} {
+		for _, one := range s.CSRs(signer) {
+			if !one.Is("Approved") || one.Status.Conditions[0].Reason != "mcs-attest" || len(one.Status.Certificate) == 0 {
+				t.Errorf("%s is %+v", one.Metadata.Name, one.Status.Conditions)
+			}
+		}
+	}
+	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Joined") {
+		t.Errorf("status:\n%s", status)
+	}
+
+	// The credential is deleted with its Machine.
+	s.Cluster.Kubectl(t, "-n", replicas.Machines, "delete", "machines.machine.openshift.io", "worker-0")
+	for deadline := time.Now().Add(3 * time.Minute); s.Usable(own); time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the credential still works after its Machine was deleted")
+		}
 	}
 }
