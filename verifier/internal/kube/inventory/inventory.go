@@ -66,8 +66,8 @@ type Options struct {
 
 	// Certificate is called with each new serving certificate, one at a time.
 	Certificate func(*tls.Certificate)
-	// Changed is called after changes of the state, one call at a time. One call may cover several
-	// changes.
+	// Changed is called after changes of the state, and each minute for what a change of the view does not show, such
+	// as the number of Machines. There is one call at a time, and one may cover several changes.
 	Changed func()
 	// Events receives what happened to objects. If nil, Events are discarded.
 	Events events.Sink

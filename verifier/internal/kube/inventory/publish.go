@@ -18,16 +18,21 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// publish builds the view after changes and calls Changed. It combines changes in quick succession.
+// publish builds the view after changes and calls Changed, which it also does each minute. It combines changes in quick
+// succession.
 func (c *Inventory) publish(ctx context.Context) {
 	check := time.NewTicker(staleInterval)
 	defer check.Stop()
+	measure := time.NewTicker(time.Minute)
+	defer measure.Stop()
 	for was, synced := false, false; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-check.C:
 			c.checkStale(time.Now())
+		case <-measure.C:
+			c.o.Changed()
 		case <-c.dirty:
 			c.build()
 			now := c.View().Complete

@@ -3,9 +3,11 @@
 package inventory
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -90,6 +92,24 @@ func TestNothingIsGrantedOnUnwatchedState(t *testing.T) {
 			stale(0, true)
 		})
 	}
+}
+
+// A Machine and the end of a certificate change what is measured without a new view.
+func TestInventory_IsMeasuredEachMinuteWithoutAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := everythingRead(t)
+		for len(c.dirty) > 0 {
+			<-c.dirty
+		}
+		calls := 0
+		c.o.Changed = func() { calls++ }
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+time.Second)
+		defer cancel()
+		c.publish(ctx)
+		if calls != 5 {
+			t.Errorf("Changed was called %d times in 5 minutes", calls)
+		}
+	})
 }
 
 func TestOptionalSourcesDoNotBlockServing(t *testing.T) {
