@@ -27,19 +27,19 @@ spec:
 
 // installed returns a cluster whose verifiers are in front of a Machine Config Server, create
 // credentials, and approve requests.
-func installed(t *testing.T, r *rig.Rig, files map[string]string) (s *replicas.Set, shared string) {
+func installed(t *testing.T, r *rig.Rig, files map[string]string) *replicas.Set {
 	t.Helper()
 	c := cluster.Start(t, replicas.Controllers())
 	c.InstallOpenShift(t)
-	s = replicas.Start(t, r, c, replicas.Config{
+	s := replicas.Start(t, r, c, replicas.Config{
 		Replicas: 2, Policy: policy,
 		Components: []string{"credential", "approver"},
 		Settings:   map[string]any{"credential": map[string]any{}, "approver": map[string]any{}},
 	})
-	shared = s.SharedToken()
+	shared := s.SharedToken()
 	files["/etc/rig-tries/shared/kubeconfig"] = s.Kubeconfig(shared)
 	s.MCS.Set("worker", s.NodeConfig(shared, files))
-	return s, shared
+	return s
 }
 
 // machine creates a Machine that the machine-api has provisioned, with its TPM.
@@ -57,7 +57,7 @@ func machine(s *replicas.Set, r *rig.Rig, name string) (uid string, tpm *rig.TPM
 func TestAttack_T54_CredentialsOfAMachine(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
-	s, _ := installed(t, r, map[string]string{
+	s := installed(t, r, map[string]string{
 		"/etc/rig-tries/shared/node":   "worker-0",
 		"/etc/rig-tries/neighbor/node": "worker-1",
 	})

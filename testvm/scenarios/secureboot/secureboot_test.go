@@ -22,23 +22,16 @@ spec:
     profile: secure-boot
 `
 
-// setUp returns a verifier with the reference values of the good image and the TPM.
-func setUp(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
+// refused boots vm, with a verifier that has the reference values of the good image, and requires a final denial that
+// names the problem.
+func refused(t *testing.T, vm rig.VM, detail ...string) {
 	t.Helper()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
 	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--uki", r.BuildUKI(rig.UKI{})))
 	v.Start()
-	tpm := r.NewTPM()
-	v.Enroll("worker-0", "worker", tpm)
-	return r, v, tpm
-}
-
-// refused boots vm and requires a final denial that names the problem.
-func refused(t *testing.T, vm rig.VM, detail ...string) {
-	t.Helper()
-	r, v, tpm := setUp(t)
-	vm.TPM, vm.Pointer = tpm, v.Pointer("worker")
+	vm.TPM, vm.Pointer = r.NewTPM(), v.Pointer("worker")
+	v.Enroll("worker-0", "worker", vm.TPM)
 	node := r.Boot(vm)
 	node.WantEmergency()
 	denied := v.WantAudit("attest", "denied", "MeasuredBoot")
